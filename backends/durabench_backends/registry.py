@@ -1,0 +1,119 @@
+"""Where a backend's name leads: one lazy line per backend, entry points of other packages, or ``package.module:Class``.
+
+Nothing is imported before it is asked for, so that a missing extra costs only the backend that needs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from durabench_backends.contract import Backend, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP = "durabench.backends"
+"""Entry-point group for backends of other packages: name → class, one more name of the same class per URL scheme."""
+
+
+class Line(NamedTuple):
+    """One registered backend: where its class is, the extra that installs what it needs, its URL schemes."""
+
+    target: str
+    extra: str | None = None
+    schemes: tuple[str, ...] = ()
+
+
+BACKENDS: dict[str, Line] = {
+    "memory": Line("durabench_backends.memory:Memory"),
+    "files": Line("durabench_backends.files:Files", schemes=("file",)),
+    "sqlite": Line("durabench_backends.sqlite:Sqlite", schemes=("sqlite",)),
+    "postgres": Line("durabench_backends.postgres:Postgres", "postgres", ("postgresql", "postgres")),
+    "redis": Line("durabench_backends.redis:Redis", "redis", ("redis", "rediss")),
+    "valkey": Line("durabench_backends.redis:Valkey", "redis", ("valkey", "valkeys")),
+    "s3-swift": Line("durabench_backends.s3:Swift", "s3", ("s3",)),
+    "s3-seaweedfs": Line("durabench_backends.s3:SeaweedFS", "s3"),
+    "s3-moto": Line("durabench_backends.s3:Moto", "s3"),
+}
+
+
+class UnknownBackend(LookupError):
+    """No backend, setting or URL scheme of that name; the message offers the nearest ones."""
+
+
+class MissingExtra(ImportError):
+    """A backend's client library or server is not installed; the message is the line that installs it."""
+
+
+def names() -> list[str]:
+    """Every backend that can be asked for by name, ours first, then those of other packages."""
+    schemes = {scheme for line in BACKENDS.values() for scheme in line.schemes}
+    others = sorted({point.name for point in entry_points(group=GROUP)} - set(BACKENDS) - schemes)
+    return [*BACKENDS, *others]
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A clause that offers the nearest known names: ``did you mean a or b?``, else the whole list."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+
+
+def load(name: str) -> type[Backend]:
+    """The class behind a registered name, an entry point or ``package.module:Class``.
+
+    Raises UnknownBackend or MissingExtra, each with its mend.
+    """
+    if name in BACKENDS:
+        line = BACKENDS[name]
+        return _import(name, line.target, line.extra)
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return _import(name, point.value, None)
+    if ":" in name:
+        return _import(name, name, None)
+    message = f"unknown backend {name!r}; {nearest(name, names())}"
+    raise UnknownBackend(message)
+
+
+def _import(name: str, target: str, extra: str | None) -> type[Backend]:
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        if extra is None or (error.name or "").startswith("durabench_backends"):
+            message = f"backend {name!r} cannot be imported: {error}"
+            raise UnknownBackend(message) from error
+        message = f"{name} needs {error.name}: pip install 'durabench[{extra}]'"
+        raise MissingExtra(message, name=error.name) from error
+    except AttributeError as error:
+        message = f"backend {name!r}: {error}"
+        raise UnknownBackend(message) from error
+    return cast("type[Backend]", found)
+
+
+def setting_of(backend: type[Backend], name: str, setting: str) -> Setting:
+    """The named setting of a backend; UnknownBackend offers the nearest."""
+    for candidate in backend.settings:
+        if candidate.name == setting:
+            return candidate
+    known = [candidate.name for candidate in backend.settings]
+    message = f"unknown setting {setting!r} of {name}; {nearest(setting, known)}"
+    raise UnknownBackend(message)
+
+
+def name_for_url(url: str) -> str:
+    """The name of the backend that a URL's scheme belongs to; UnknownBackend lists the known schemes."""
+    scheme = urlsplit(url).scheme
+    for name, line in BACKENDS.items():
+        if scheme in line.schemes:
+            return name
+    for point in entry_points(group=GROUP):
+        if point.name == scheme:
+            return scheme
+    known = sorted({scheme for line in BACKENDS.values() for scheme in line.schemes})
+    message = f"unknown URL scheme {scheme!r}; {nearest(scheme, known)}"
+    raise UnknownBackend(message)

@@ -1,0 +1,1 @@
+"""The harness: kills what was started, and tells which acknowledged checkpoints are gone. It knows the contract, never a backend by name."""
