@@ -1,4 +1,4 @@
-"""Where a server's program is: an explicit path, else its wheel, else the usual places.
+"""Where a server's program and a client's library are: an explicit path, else its wheel, else the usual places.
 
 Programs are found by the package that brings them, never by what a virtual environment happens to put first on PATH.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from glob import glob
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class MissingExtra(ImportError):
+    """A backend's client library or server is not installed; the message is the line that installs it."""
 
 
 class MissingProgram(LookupError):  # noqa: N818 - what is missing, not what went wrong
@@ -42,7 +47,7 @@ def program(name: str, variable: str, wheel: tuple[str, str], places: Sequence[s
             if path.is_file():
                 return path
     for place in places:
-        for folder_name in sorted(glob(place), reverse=True):
+        for folder_name in sorted(glob(place), key=_by_number, reverse=True):
             path = Path(folder_name) / name
             if path.is_file() and os.access(path, os.X_OK):
                 return path
@@ -51,3 +56,15 @@ def program(name: str, variable: str, wheel: tuple[str, str], places: Sequence[s
         return Path(found)
     message = f"{name} not found; install it with: {install}"
     raise MissingProgram(message)
+
+
+def _by_number(path: str) -> list[tuple[int, str]]:
+    """A sort key in which 18 comes after 9.6."""
+    return [(int(digits or 0), other) for digits, other in re.findall(r"(\d+)|(\D+)", path)]
+
+
+def library(module: str, backend: str, extra: str) -> None:
+    """MissingExtra, with the line that installs it, unless ``module`` can be imported."""
+    if importlib.util.find_spec(module) is None:
+        message = f"{backend} needs {module}: pip install 'durabench[{extra}]'"
+        raise MissingExtra(message, name=module)

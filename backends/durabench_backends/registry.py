@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from durabench_backends.contract import Backend, Setting
+from durabench_backends.locate import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +44,6 @@ BACKENDS: dict[str, Line] = {
 
 class UnknownBackend(LookupError):
     """No backend, setting or URL scheme of that name; the message offers the nearest ones."""
-
-
-class MissingExtra(ImportError):
-    """A backend's client library or server is not installed; the message is the line that installs it."""
 
 
 def names() -> list[str]:
