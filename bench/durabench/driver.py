@@ -1,0 +1,245 @@
+"""The only program inside the blast radius: it opens stores, writes until it dies, or reads what is left.
+
+It speaks JSON lines: one order per line on stdin, events on stdout. It imports its adapter and its workload, nothing
+else of the harness but payloads. What it acknowledges it tells at once; what it knows it does not keep. Started fresh
+(``python -m durabench.driver``) or forked by `durabench.nursery` from a parent that never opened a store.
+
+Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, listing, reading, identity, read),
+``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own. Every order
+ends with ``done`` or with ``failed`` and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from durabench import payload, workload
+from durabench_backends import registry
+from durabench_backends.contract import Backend, NotReady, Refused, Store, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Order = dict[str, Any]
+T = TypeVar("T")
+RETRY_S = 0.005
+"""Between two attempts to open a backend that is coming up."""
+
+
+def main() -> None:
+    """Obey orders from stdin until it ends."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not look like an event
+    serve(0, out)
+
+
+def serve(inlet: int, out: int) -> None:
+    """Obey every order that arrives on ``inlet``; events go to ``out``."""
+    with os.fdopen(inlet, "rb", closefd=False) as orders:
+        for line in iter(orders.readline, b""):
+            obey(json.loads(line), out)
+
+
+def obey(order: Order, out: int) -> None:
+    """Carry out one order; ends with ``done`` or ``failed``."""
+
+    def tell(event: Mapping[str, Any]) -> None:
+        os.write(out, (json.dumps(event) + "\n").encode())
+
+    try:
+        answer = ORDERS[order["do"]](order, tell)
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is told, never hidden
+        tell({"e": "failed", "why": _why(error), "not_ready": isinstance(error, NotReady)})
+    else:
+        tell({"e": "done", **(answer or {})})
+
+
+def backend_of(target: Order) -> Backend:
+    """The backend of a target: at a URL of somebody's, or on a root and ports of ours."""
+    found = registry.load(target["backend"])
+    if target.get("url"):
+        return found.from_url(target["url"])
+    setting = registry.setting_of(found, target["backend"], target["setting"])
+    return found(setting, Path(target["root"]), target["ports"].__getitem__)
+
+
+def _until_ready(attempt: Callable[[], T], deadline_s: float) -> T:
+    """Repeat ``attempt`` while the backend is not ready; NotReady after ``deadline_s``."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            return attempt()
+        except NotReady:
+            if time.monotonic() > end:
+                raise
+            time.sleep(RETRY_S)
+
+
+def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
+    backends: dict[str, Backend] = {}
+    made: dict[str, Backend] = {}
+    for namespace, target in order["targets"].items():
+        same = json.dumps({**target, "namespace": None}, sort_keys=True)
+        made.setdefault(same, backend_of(target))
+        backends[namespace] = made[same]
+    stores = {
+        namespace: _until_ready(lambda b=backend, n=namespace: b.open(order["targets"][n]["namespace"]), order["deadline_s"])
+        for namespace, backend in backends.items()
+    }
+    return backends, stores
+
+
+def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    """Step through the workload's plan until killed, or until so many puts were acknowledged or seconds have passed; then close in order."""
+    writer, seed, pace_s = order["writer"], order["seed"], order["pace_s"]
+    puts, write_s = order["limit"] or float("inf"), order["limit_s"] or float("inf")
+    backends, stores = _stores(order)
+    work = workload.load(order["workload"])(writer, order["writers"])
+    tell({"e": "ready", "w": writer, "identity": {name: backend.identity() for name, backend in backends.items()}})
+    acknowledged = 0
+    began = time.monotonic()
+    for index, op in enumerate(work.plan(Random(f"{seed}/{writer}"))):
+        store = stores[op.namespace]
+        value = payload.make(seed, op.namespace, op.key, op.sequence, op.size) if op.verb == "put" else b""
+        wait = began + index * pace_s - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        armed = {"e": "armed", "w": writer, "i": index, "verb": op.verb, "ns": op.namespace, "key": op.key, "seq": op.sequence, "size": op.size}
+        tell({**armed, "refers": op.refers} if op.refers else armed)
+        start_ns = time.perf_counter_ns()
+        try:
+            work.step(store, op, value)
+        except Refused as error:
+            tell({"e": "fail", "w": writer, "i": index, "why": _why(error)})
+            continue
+        except Exception as error:  # noqa: BLE001 - nobody knows whether it happened: info
+            tell({"e": "info", "w": writer, "i": index, "why": _why(error)})
+            return
+        tell({"e": "ok", "w": writer, "i": index, "latency_ns": time.perf_counter_ns() - start_ns})
+        acknowledged += op.verb == "put"
+        if acknowledged >= puts or time.monotonic() - began >= write_s:
+            break
+    for store in stores.values():
+        store.close()
+    tell({"e": "closed", "w": writer})
+
+
+def read(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> Order:
+    """Open what is left and tell all of it: every key listed or asked for, with its versions where there are any."""
+    backends, stores = _stores(order)
+    seed = order["seed"]
+    for namespace, store in stores.items():
+        listed = sorted(set(store.keys()))
+        tell({"e": "listing", "ns": namespace, "keys": listed})
+        for key in sorted({*listed, *order["keys"].get(namespace, ())}):
+            tell({"e": "reading", "ns": namespace, "key": key, **_read_key(store, seed, namespace, key)})
+    sizes = {namespace: store.size_bytes() for namespace, store in stores.items()} if order["sizes"] else {}
+    identity = {namespace: backend.identity() for namespace, backend in backends.items()}
+    for store in stores.values():
+        store.close()
+    return {"identity": identity, "sizes": sizes}
+
+
+def _read_key(store: Store, seed: int, namespace: str, key: str) -> Order:
+    """What one key reads; an error is a finding, not the end of the reading."""
+    found: Order = {}
+    try:
+        value = store.get(key)
+        found["value"] = None if value is None else _describe(seed, namespace, key, value)
+        if isinstance(store, Versioned):
+            found["versions"] = [
+                {**_describe(seed, namespace, key, older), "version": version} for version, older in store.versions(key)
+            ]
+    except Exception as error:  # noqa: BLE001 - whatever a damaged store raises
+        found["error"] = _why(error)
+    return found
+
+
+def _describe(seed: int, namespace: str, key: str, value: bytes) -> Order:
+    return {"length": len(value), "sha256": payload.digest(value), "blocks": payload.read(seed, namespace, key, value)}
+
+
+def _one(order: Order) -> Backend:
+    return backend_of(order["target"])
+
+
+def create(order: Order, _tell: object) -> Order:
+    """Make the schema or buckets, once it answers."""
+    backend = _one(order)
+    _until_ready(backend.create, order["deadline_s"])
+    return {}
+
+
+def ready(order: Order, _tell: object) -> Order:
+    """Prove by a real write that it answers; tell its identity and its size."""
+    backend = _one(order)
+    store = _until_ready(lambda: backend.open(order["namespace"]), order["deadline_s"])
+    _until_ready(lambda: store.put("ready", b"ready"), order["deadline_s"])
+    store.close()
+    return {"identity": backend.identity()}
+
+
+def inspect(order: Order, _tell: object) -> Order:
+    """The settings in force, and the promise they add up to."""
+    backend = _one(order)
+    facts = list(_until_ready(lambda: list(backend.inspect()), order["deadline_s"]))
+    promise = backend.promise(facts)
+    return {
+        "facts": [[fact.id, fact.value, fact.origin] for fact in facts],
+        "promise": {
+            "may_lose_s": {domain.label: seconds for domain, seconds in sorted(promise.may_lose_s.items())},
+            "atomic": None if promise.atomic is None else promise.atomic.label,
+            "ordered": None if promise.ordered is None else promise.ordered.label,
+            "source": promise.source,
+        },
+    }
+
+
+def size(order: Order, _tell: object) -> Order:
+    """All bytes at rest, logs included."""
+    return {"size_bytes": _one(order).size_bytes()}
+
+
+def drop(order: Order, _tell: object) -> Order:
+    """Remove all of the given namespaces."""
+    backend = _one(order)
+    for namespace in order["namespaces"]:
+        backend.drop(namespace)
+    return {}
+
+
+def get(order: Order, _tell: object) -> Order:
+    """One value, for the conformance suite's other process."""
+    store = _until_ready(lambda: _one(order).open(order["namespace"]), order["deadline_s"])
+    value = store.get(order["key"])
+    store.close()
+    return {"value": None if value is None else value.hex()}
+
+
+def put(order: Order, _tell: object) -> Order:
+    """One put, for the conformance suite's other process."""
+    store = _until_ready(lambda: _one(order).open(order["namespace"]), order["deadline_s"])
+    store.put(order["key"], bytes.fromhex(order["value"]))
+    store.close()
+    return {}
+
+
+ORDERS: Mapping[str, Callable[[Order, Callable[[Mapping[str, Any]], None]], Order | None]] = {
+    f.__name__: f for f in (write, read, create, ready, inspect, size, drop, get, put)
+}
+
+
+def _why(error: BaseException) -> str:
+    """One line: the kind of error and its first words; adapters keep secrets out of what they raise."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""The only module that starts or signals a process.
+
+Everything it starts is in the foreground, dies with the thread that started it (so: start from threads that live), and
+is known by pidfd. A kill is three steps: signal, reap, assert that the exit was that signal. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+REAP_S = 10.0
+"""Longest wait for a process that was sent SIGKILL; only a process stuck in the kernel takes longer."""
+SERVER_USER = "nobody"
+"""Exists everywhere and owns nothing; servers run as it where the caller is root."""
+LINE_BYTES = 1 << 16
+
+
+class HarnessError(RuntimeError):
+    """The harness or its surroundings failed, not the store: a trial that meets it is unknown."""
+
+
+class Hung(HarnessError):
+    """A process did not do what it must within its deadline."""
+
+
+class Died(HarnessError):
+    """A process ended that should have lived."""
+
+
+@dataclass
+class Process:
+    """One process of ours, with lines of JSON on its stdin and stdout where it has them."""
+
+    pid: int
+    pidfd: int
+    reap: Callable[[float], int]
+    """Waits at most so many seconds for its end; the exit code, negative for a signal. Raises Hung."""
+    stdin: int | None = None
+    stdout: int | None = None
+    log: Path | None = None
+    exit_code: int | None = None
+    _buffer: bytearray = field(default_factory=bytearray)
+    _ended: bool = False
+
+    def fileno(self) -> int:
+        """So that a selector can wait for its events."""
+        if self.stdout is None:
+            message = "this process has no stdout of ours"
+            raise ValueError(message)
+        return self.stdout
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        """One JSON line to its stdin; Died if it is gone."""
+        try:
+            os.write(self.stdin or 0, (json.dumps(order) + "\n").encode())
+        except BrokenPipeError:
+            raise Died(self.last_words("ended before it could be asked")) from None
+
+    def receive(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Events that arrived within ``timeout_s``, each with ``t``, the controller's monotonic ns. Empty: none in time, or `ended`."""
+        ready, _, _ = select.select([self.fileno()], [], [], max(timeout_s, 0))
+        if not ready:
+            return []
+        chunk = os.read(self.fileno(), LINE_BYTES)
+        now_ns = time.monotonic_ns()
+        if not chunk:
+            self._ended = True
+            return []
+        self._buffer += chunk
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        return [{**json.loads(line), "t": now_ns} for line in lines if line.strip()]
+
+    @property
+    def ended(self) -> bool:
+        """Whether its stdout was read to the end."""
+        return self._ended
+
+    def drain(self, deadline_s: float = REAP_S) -> list[dict[str, Any]]:
+        """Everything still in the pipe of a process that is dead or ending."""
+        end = time.monotonic() + deadline_s
+        events: list[dict[str, Any]] = []
+        while not self._ended:
+            if time.monotonic() > end:
+                raise Hung(self.last_words(f"did not end within {deadline_s:g} s"))
+            events += self.receive(end - time.monotonic())
+        return events
+
+    def ask(self, order: Mapping[str, Any], deadline_s: float) -> list[dict[str, Any]]:
+        """Send an order; its events up to and including ``done`` or ``failed``. Hung or Died otherwise."""
+        self.send(order)
+        end = time.monotonic() + deadline_s
+        events: list[dict[str, Any]] = []
+        while not (events and events[-1]["e"] in ("done", "failed")):
+            if time.monotonic() > end:
+                raise Hung(self.last_words(f"gave no answer to {order.get('do')} within {deadline_s:g} s"))
+            events += self.receive(end - time.monotonic())
+            if self._ended and not (events and events[-1]["e"] in ("done", "failed")):
+                raise Died(self.last_words(f"ended while it did {order.get('do')}"))
+        return events
+
+    def alive(self) -> bool:
+        """Whether it has not ended (a zombie has)."""
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+    def signal(self, number: int) -> None:
+        """Send a signal; gone is no error."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL, reap, and assert that the exit was that signal. HarnessError if it ended otherwise."""
+        self.signal(signal.SIGKILL)
+        code = self.wait(REAP_S)
+        if code != -signal.SIGKILL:
+            raise Died(self.last_words(f"was to be killed, but had ended with {code}"))
+
+    def wait(self, deadline_s: float) -> int:
+        """Its exit code, negative for a signal; Hung after ``deadline_s``."""
+        if self.exit_code is None:
+            self.exit_code = self.reap(deadline_s)
+        return self.exit_code
+
+    def stop(self, deadline_s: float, number: int = signal.SIGTERM) -> None:
+        """End it in order if it goes in time, by SIGKILL if not; never raises for a process that is gone."""
+        self.signal(number)
+        with suppress(Hung):
+            self.wait(deadline_s)
+        if self.exit_code is None:
+            self.signal(signal.SIGKILL)
+            self.wait(REAP_S)
+
+    def close(self) -> None:
+        """Give back its file descriptors; a process that still lives is killed first."""
+        if self.exit_code is None:
+            self.signal(signal.SIGKILL)
+            with suppress(Hung):
+                self.wait(REAP_S)
+        for name in ("stdin", "stdout", "pidfd"):
+            fd = getattr(self, name)
+            if fd is not None and fd >= 0:
+                os.close(fd)
+            setattr(self, name, -1 if name == "pidfd" else None)
+
+    def last_words(self, what: str) -> str:
+        """``what``, with the last lines of its log."""
+        return what if self.log is None else f"{what}{tail(self.log)}"
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a log, ready to follow a sentence; empty when there are none."""
+    try:
+        text = log.read_bytes()[-4096:].decode(errors="replace")
+    except OSError:
+        return ""
+    last = [line for line in text.splitlines() if line.strip()][-lines:]
+    return "; last lines of its log: " + " | ".join(last) if last else ""
+
+
+def start(  # noqa: PLR0913 - one keyword per property of a process
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    piped: bool = False,
+    stdin: bytes = b"",
+    as_server: bool = False,
+) -> Process:
+    """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless ``piped``) go to ``log``."""
+    command = [*_guard(as_server, [cwd, Path(argv[0])]), *argv]
+    with log.open("ab") as sink:
+        popen = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.PIPE if piped or stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    if stdin and not piped and popen.stdin:
+        with suppress(BrokenPipeError):
+            popen.stdin.write(stdin)
+            popen.stdin.close()
+
+    def reap(deadline_s: float) -> int:
+        try:
+            return popen.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise Hung(f"{Path(argv[0]).name} did not end within {deadline_s:g} s{tail(log)}") from None
+
+    pipes = (os.dup(popen.stdin.fileno()), os.dup(popen.stdout.fileno())) if piped and popen.stdin and popen.stdout else (None, None)
+    for pipe in (popen.stdin, popen.stdout):
+        if pipe is not None:
+            pipe.close()
+    return Process(popen.pid, os.pidfd_open(popen.pid), reap, *pipes, log=log)
+
+
+def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:  # noqa: ANN401 - those of `start`
+    """Run a program to its end; Died with the last lines of its log unless it exits with 0."""
+    process = start(argv, **keywords)
+    try:
+        code = process.wait(deadline_s)
+        if code != 0:
+            raise Died(process.last_words(f"{Path(argv[0]).name} ended with {code}"))
+    finally:
+        process.close()
+
+
+def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:  # noqa: FBT001
+    """The prefix that makes a program die with its parent, and run without privileges where the caller has them."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        message = "setpriv not found; install it with: apt-get install util-linux"
+        raise HarnessError(message)
+    guard = [setpriv, "--pdeathsig", "KILL"]
+    if as_server and os.geteuid() == 0:
+        user = pwd.getpwnam(SERVER_USER)
+        guard += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--clear-groups"]
+        if not all(_reachable(path) for path in paths):
+            # A checkout or a result folder under a 0700 home: it may look, not touch.
+            guard += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return [*guard, "--"]
+
+
+def _reachable(path: Path) -> bool:
+    """Whether everybody may enter every folder above ``path``."""
+    return all(parent.stat().st_mode & 0o001 for parent in path.absolute().parents)
+
+
+def hand_over(root: Path) -> None:
+    """Give a directory and what is in it to the user that servers run as, where the caller is root."""
+    if os.geteuid() != 0:
+        return
+    user = pwd.getpwnam(SERVER_USER)
+    for folder, _, names in os.walk(root):
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        for name in names:
+            os.chown(Path(folder) / name, user.pw_uid, user.pw_gid, follow_symlinks=False)
+
+
+def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Sequence[Process] = ()) -> int:
+    """SIGSTOP whole trees, list them again until nothing new appears, SIGKILL all, wait for every one; how many died.
+
+    Stopping first keeps a child from noticing its parent's death and flushing what a crash would have lost. With
+    ``main_only`` only the roots are killed, and the rest is waited for: what a supervisor's kill does. ``also`` are
+    single processes that die with them.
+    """
+    roots = [*trees, *also]
+    seen: dict[int, int] = {root.pid: root.pidfd for root in roots}
+    ours = set(seen)
+    try:
+        if not main_only:
+            _send_all(seen.values(), signal.SIGSTOP)
+        while found := {pid for root in roots for pid in _children(root.pid)} - set(seen):
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    seen[pid] = os.pidfd_open(pid)
+            if not main_only:
+                _send_all((seen[pid] for pid in found if pid in seen), signal.SIGSTOP)
+        _send_all((fd for pid, fd in seen.items() if pid in ours or not main_only), signal.SIGKILL)
+        for root in roots:
+            root.kill()
+        end = time.monotonic() + REAP_S
+        for pid, fd in seen.items():
+            if pid not in ours and not select.select([fd], [], [], max(0, end - time.monotonic()))[0]:
+                message = f"process {pid}, a child of what was killed, still lives after {REAP_S:g} s"
+                raise Hung(message)
+    finally:
+        for pid in set(seen) - ours:
+            os.close(seen[pid])
+    return len(seen)
+
+
+def _send_all(pidfds: Iterable[int], number: int) -> None:
+    for pidfd in pidfds:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def stop_tree(root: Process, deadline_s: float) -> None:
+    """SIGTERM to the main process and wait for the whole tree; SIGKILL for what is left at the deadline."""
+    end = time.monotonic() + deadline_s
+    children = {}
+    for pid in _children(root.pid):
+        with suppress(ProcessLookupError):
+            children[pid] = os.pidfd_open(pid)
+    root.stop(deadline_s)
+    for pidfd in children.values():
+        if not select.select([pidfd], [], [], max(0, end - time.monotonic()))[0]:
+            _send_all([pidfd], signal.SIGKILL)
+        os.close(pidfd)
+
+
+class Nursery:
+    """The controller's end of a `durabench.nursery` process; safe to use from several threads."""
+
+    def __init__(self, backends: Sequence[str], workload: str, env: Mapping[str, str], log: Path) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = log
+        self._lock = threading.Lock()
+        self._control = ours
+        argv = [*_guard(as_server=False, paths=()), sys.executable, "-m", "durabench.nursery"]
+        with log.open("ab") as sink, theirs:
+            self._popen = subprocess.Popen(
+                [*argv, str(theirs.fileno()), workload, *backends],
+                env=dict(env),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        self._control.settimeout(60)
+        self._answer()
+
+    def _answer(self) -> tuple[dict[str, Any], list[int]]:
+        try:
+            message, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
+        except TimeoutError:
+            raise Hung(f"the nursery of drivers did not answer{tail(self._log)}") from None
+        if not message:
+            raise Died(f"the nursery of drivers ended{tail(self._log)}")
+        return json.loads(message), fds
+
+    def fork(self) -> Process:
+        """A new driver, forked; its stderr goes to the nursery's log."""
+        in_read, in_write = os.pipe()
+        out_read, out_write = os.pipe()
+        with self._log.open("ab") as sink, self._lock:
+            socket.send_fds(self._control, [b'{"do": "fork"}'], [in_read, out_write, sink.fileno()])
+            answer, fds = self._answer()
+        os.close(in_read)
+        os.close(out_write)
+        pid, pidfd = answer["pid"], fds[0]
+
+        def reap(deadline_s: float) -> int:
+            if not select.select([pidfd], [], [], deadline_s)[0]:
+                raise Hung(f"driver {pid} did not end within {deadline_s:g} s")
+            with self._lock:
+                self._control.send(json.dumps({"do": "reap", "pid": pid}).encode())
+                return int(self._answer()[0]["status"])
+
+        return Process(pid, pidfd, reap, in_write, out_read, log=self._log)
+
+    def close(self) -> None:
+        """End the nursery, and with it every driver it forked."""
+        self._control.close()
+        try:
+            self._popen.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait(REAP_S)

@@ -1,0 +1,191 @@
+"""A backend brought up on a machine: set up, started, proved ready by a real write, stopped, started again.
+
+The harness never opens a store in its own process: every contact with a backend is an order to a driver.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from durabench.machine import DRIVER, Here, Machine, Ports
+from durabench.process import HarnessError
+from durabench_backends import registry
+from durabench_backends.contract import Backend, Domain, Fact, Promise, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from durabench.process import Process
+
+READY_S = 30.0
+"""Longest wait for a backend to come up; "does not come up" is a result."""
+ANSWER_S = 60.0
+"""Longest wait for a driver's answer beyond its own deadlines."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a namespace is kept in: a backend under a setting, or somebody's at a URL (setting ``live``)."""
+
+    backend: str
+    setting: str
+    url: str | None = None
+
+    @property
+    def label(self) -> str:
+        """``backend:setting``."""
+        return f"{self.backend}:{self.setting}"
+
+    def load(self) -> tuple[type[Backend], Setting | None]:
+        """Its class and, for one of ours, its setting. UnknownBackend or MissingExtra."""
+        found = registry.load(self.backend)
+        return found, None if self.url else registry.setting_of(found, self.backend, self.setting)
+
+
+@dataclass
+class Service:
+    """One target on one machine, under ``root``."""
+
+    machine: Machine
+    target: Target
+    root: Path
+    identity: str | None = None
+    facts: tuple[Fact, ...] = ()
+    promise: Promise | None = None
+    _admin: Process | None = None
+    _ports: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> Backend:
+        """The adapter itself, for what needs no contact: its commands, its settings."""
+        found, setting = self.target.load()
+        if self.target.url:
+            return found.from_url(self.target.url)
+        if setting is None:
+            raise AssertionError
+        return found(setting, self.root, self._port)
+
+    def _port(self, name: str) -> int:
+        self._ports[name] = self.machine.port(f"{self.root.name}/{name}")
+        return self._ports[name]
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it has no server of its own (one at a URL has, but not one of ours to kill)."""
+        return not self.target.url and not any(command.role == "daemon" for command in self.backend.commands())
+
+    def order(self, namespace: str | None = None) -> dict[str, Any]:
+        """How a driver finds it (`driver.backend_of` is the other side), with a namespace where one is opened."""
+        if self.target.url:
+            found: dict[str, Any] = {"backend": self.target.backend, "url": self.target.url}
+        else:
+            self.backend.commands()  # draws the ports
+            found = {"backend": self.target.backend, "setting": self.target.setting, "root": str(self.root), "ports": self._ports}
+        return found if namespace is None else {**found, "namespace": namespace}
+
+    def set_up(self) -> None:
+        """From nothing to ready: files, set-up, daemons, schema, configuration, a real write. HarnessError if it does not come up."""
+        commands = self.backend.commands()
+        self._send_files()
+        for command in commands:
+            if command.role == "setup":
+                self.machine.run(command, self.root)
+        self.start()
+        if not self.target.url:
+            self.ask({"do": "create", "target": self.order()})
+        for command in commands:
+            if command.role == "configure":
+                self.machine.run(command, self.root)
+        self.ready()
+
+    def _send_files(self) -> None:
+        files: dict[str, bytes] = {}
+        for command in self.backend.commands():
+            files.update(command.files)
+        self.machine.send(self.root, files)
+
+    def start(self) -> None:
+        """Start the daemons; a driver's open waits until they answer."""
+        self._send_files()
+        for command in self.backend.commands():
+            if command.role == "daemon":
+                self.machine.start(command, self.root)
+
+    def ready(self) -> None:
+        """Prove by a real write that it answers, and remember who it is."""
+        answer = self.ask({"do": "ready", "target": self.order(), "namespace": "durabench-ready"})
+        self.identity = answer["identity"]
+
+    def look(self) -> None:
+        """Read back the settings in force and the promise they add up to."""
+        answer = self.ask({"do": "inspect", "target": self.order()})
+        self.facts = tuple(Fact(*fact) for fact in answer["facts"])
+        self.promise = promise_from(answer["promise"])
+
+    def ask(self, order: Mapping[str, Any], deadline_s: float = READY_S) -> dict[str, Any]:
+        """An order to a driver that is neither a writer nor a reader. HarnessError with why if it fails."""
+        if self._admin is None:
+            self._admin = self.machine.start(DRIVER, self.root)
+        try:
+            answer = self._admin.ask({**order, "deadline_s": deadline_s}, deadline_s + ANSWER_S)[-1]
+        except HarnessError:
+            self._admin = None
+            raise
+        if answer["e"] == "failed":
+            dead = self.machine.dead_daemon()
+            message = f"{self.target.label}: {order['do']} failed: {answer['why']}" + (f"; {dead}" if dead else "")
+            raise HarnessError(message)
+        return answer
+
+    def put_elsewhere(self, namespace: str, key: str, value: bytes) -> None:
+        """Put in another process."""
+        self.ask({"do": "put", "target": self.order(), "namespace": namespace, "key": key, "value": value.hex()})
+
+    def elsewhere(self, namespace: str, key: str) -> bytes | None:
+        """Get in another process, which has never written."""
+        reader = self.machine.start(DRIVER, self.root)
+        try:
+            order = {"do": "get", "target": self.order(), "namespace": namespace, "key": key, "deadline_s": READY_S}
+            answer = reader.ask(order, READY_S + ANSWER_S)[-1]
+        finally:
+            self.machine.end(reader)
+        if answer["e"] == "failed":
+            raise HarnessError(answer["why"])
+        return None if answer["value"] is None else bytes.fromhex(answer["value"])
+
+    def stop(self) -> None:
+        """An orderly stop of its server."""
+        self._end_admin()
+        self.machine.stop()
+
+    def _end_admin(self) -> None:
+        if self._admin is not None:
+            self.machine.end(self._admin)
+            self._admin = None
+
+
+def promise_from(words: Mapping[str, Any]) -> Promise:
+    """A promise from its JSON form (`driver.inspect` writes it)."""
+    by_label = {domain.label: domain for domain in Domain}
+    return Promise(
+        {by_label[label]: float(seconds) for label, seconds in words["may_lose_s"].items()},
+        by_label[words["atomic"]] if words["atomic"] else None,
+        by_label[words["ordered"]] if words["ordered"] else None,
+        str(words["source"]),
+    )
+
+
+@contextmanager
+def running(name: str, setting: str, root: Path, machine: Machine | None = None) -> Iterator[Service]:
+    """A backend of ours, ready, under ``root`` on this host (or on ``machine``); everything is ended and removed afterwards."""
+    where = machine or Here(root, Ports())
+    service = Service(where, Target(name, setting), where.root / "store")
+    try:
+        service.set_up()
+        yield service
+    finally:
+        where.close()
+
