@@ -1,0 +1,593 @@
+"""The folder of one run: written so that a crash of durabench loses at most the trials in flight.
+
+::
+
+    results/local/2026-12-01T101500Z-<machine8>-<profile>/
+      run.json       written once, before the first trial
+      trials.jsonl   one row per trial and namespace, all rows of a trial in one write, then fsync
+      floors.jsonl   one row per floor measurement
+      samples.i64    latencies in ns, little-endian int64; a row has samples_at, samples_n
+      histories/     <trial>.jsonl.gz, the controller's events
+      recordings/    of losing trials
+      done.json      written last; a folder that has it never changes again
+
+A folder is written by one process at a time, from one thread. The lock is on the folder itself and dies with its
+holder. What a reader finds torn at the end is dropped and counted, never fatal.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import json
+import os
+import re
+import sys
+import time
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from durabench.host import commit_facts, machine8, machine_facts, why_no_latency
+from durabench.redact import redact, redact_all, redact_argv
+from durabench.row import FLOOR, ROW, Row, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from durabench.history import Event
+
+__all__ = [
+    "FLOOR",
+    "REFUSALS",
+    "ROW",
+    "SCHEMA_VERSION",
+    "Busy",
+    "Differs",
+    "Finished",
+    "Folder",
+    "NewerSchema",
+    "NotAFolder",
+    "NotEmpty",
+    "NotWritable",
+    "ResultsFull",
+    "Row",
+    "commit_facts",
+    "machine8",
+    "machine_facts",
+    "redact",
+    "redact_all",
+    "redact_argv",
+    "why_no_latency",
+]
+
+SCHEMA_VERSION = 1
+"""Of run.json, the rows and the JSON documents made of them. History (also in results/README.md):
+
+1  2026-12  first
+"""
+
+MUST_AGREE = ("machine", "versions", "commit", "plan")
+"""Members of run.json in which a resumed run must equal the one that was begun (of the machine: its id)."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MEND = "give the folder that `durabench run` printed last"
+_SAMPLE_BYTES = 8
+_LOCK_S = 2.0
+"""How long a resume waits: drivers of a run that was just killed hold the lock until they are gone."""
+
+
+class NotAFolder(ValueError):
+    """No results lie there (exit 2)."""
+
+
+class NewerSchema(ValueError):
+    """The results were written by a newer durabench (exit 2)."""
+
+
+class NotEmpty(ValueError):
+    """``--out`` names something that is already there (exit 2)."""
+
+
+class NotWritable(RuntimeError):
+    """The folder cannot be made (exit 2)."""
+
+
+class Busy(RuntimeError):
+    """Another process is writing to the folder (exit 2)."""
+
+
+class Finished(ValueError):
+    """The run is complete and its folder immutable (exit 2)."""
+
+
+class Differs(ValueError):
+    """A resume on another machine, other versions, another commit or another plan (exit 2)."""
+
+
+class ResultsFull(RuntimeError):
+    """The disk of the results is full (exit 3). What was written before is kept and readable."""
+
+
+REFUSALS = (NotAFolder, NewerSchema, NotEmpty, NotWritable, Busy, Finished, Differs)
+"""What a command answers with one line and exit 2; every message names the mend."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """The rows of a file of JSON lines, and what its end is worth.
+
+    ``dropped``: lines that are torn or belong to a trial that is not whole. ``whole_bytes``: length of the file up to
+    the last row that counts. ``repeated``: rows of trials that had been recorded before (the first recording counts).
+    """
+
+    rows: list[Row]
+    dropped: int
+    whole_bytes: int
+    repeated: int = 0
+
+
+@dataclass
+class Folder:
+    """The results of one run. `create`, `create_at` and `resume` give one to write to, `open` one to read."""
+
+    path: Path
+    _lock: int | None = None
+    _files: dict[str, int] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ making
+
+    @classmethod
+    def create(cls, parent: Path, profile: str, host: str, *, now: datetime | None = None) -> Folder:
+        """A new folder below ``parent`` that nobody else has: <time>-<host>-<profile>, with -2… where that is taken."""
+        moment = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H%M%SZ")
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(profile).stem if profile.endswith(".toml") else profile) or "run"
+        for number in range(1, 1000):
+            path = parent / (f"{moment}-{host}-{plain}" + (f"-{number}" if number > 1 else ""))
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir()
+            except FileExistsError:
+                if not parent.is_dir():
+                    raise _not_writable(parent, "it is not a directory") from None
+                continue
+            except OSError as error:
+                raise _not_writable(parent, error.strerror) from None
+            return cls._claimed(path)
+        raise _not_writable(parent, f"too many runs named {moment}-{host}-{plain}")
+
+    @classmethod
+    def create_at(cls, path: Path) -> Folder:
+        """The folder ``path`` itself (``--out``): new, or an empty directory. NotEmpty, NotWritable otherwise."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise _not_writable(path, "it is not a directory") from None
+        except OSError as error:
+            raise _not_writable(path, error.strerror) from None
+        return cls._claimed(path)
+
+    @classmethod
+    def _claimed(cls, path: Path) -> Folder:
+        folder = cls(path, _locked(path, 0.0))
+        if any(path.iterdir()):  # asked under the lock, so that of two creators one is refused
+            folder.close()
+            message = f"{path} is not empty; --out takes a new or empty folder, --resume goes on with an unfinished run"
+            raise NotEmpty(message)
+        _sync_directory(path.parent)
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, run: Mapping[str, Any]) -> Folder:
+        """The unfinished folder ``path``, to go on with the run that ``run`` describes as it would begin now.
+
+        What is torn at the end of its files is cut off. Busy, Finished, Differs (names what differs), NotAFolder,
+        NewerSchema.
+        """
+        begun = cls.open(path)
+        folder = cls(path, _locked(path, _LOCK_S))
+        try:
+            _refuse_finished(begun)
+            _compare(path, begun.run, json.loads(json.dumps(redact_all(dict(run)))))
+            _cut_torn(begun)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """An existing folder, for reading. NotAFolder, NewerSchema."""
+        folder = cls(path)
+        version = folder.run.get("schema_version")
+        if not isinstance(version, int):
+            message = f"{path}/run.json has no schema_version: not a results folder; {_MEND}"
+            raise NotAFolder(message)
+        if version > SCHEMA_VERSION:
+            message = f"{path} has schema {version}, newer than this durabench knows ({SCHEMA_VERSION}); upgrade it"
+            raise NewerSchema(message)
+        return folder
+
+    # ------------------------------------------------------------------ writing
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        """Write run.json, once, before the first trial; adds ``schema_version`` and ``created``, takes secrets out.
+
+        Members that are read again: ``plan`` (a list of mappings with ``trial`` and ``seed``), ``machine`` (of
+        `machine_facts`), ``versions``, ``commit``, ``command``, ``profile``, ``seed``, and ``cells``: every cell that
+        the run is about, as a mapping of backend, setting, tier, namespace, workload, fault, lane, host, and, where it
+        is known beforehand that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, `–`) and
+        ``why``.
+        """
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write_once("run.json", {"schema_version": SCHEMA_VERSION, "created": created, **run})
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record one whole trial: all its rows in one write, on the disk when this returns.
+
+        ``attempt`` is 1 where it is missing, ``rows`` is counted here. ValueError for a row that `row.ROW` does not
+        allow, and for rows of more than one trial; ResultsFull when there is no room.
+        """
+        whole = [checked({"attempt": 1, **row, "rows": len(rows)}, ROW) for row in rows]
+        if len({(row["trial"], row["attempt"]) for row in whole}) != 1:
+            message = "rows of exactly one trial are recorded at a time"
+            raise ValueError(message)
+        self._append("trials.jsonl", _lines(whole))
+
+    def append_floor(self, row: Mapping[str, Any]) -> None:
+        """Record one floor measurement (`row.FLOOR`), on the disk when this returns."""
+        self._append("floors.jsonl", _lines([checked(row, FLOOR)]))
+
+    def append_samples(self, latencies_ns: Iterable[int]) -> tuple[int, int]:
+        """Store latencies; returns ``(samples_at, samples_n)`` for the row they belong to, which is recorded after."""
+        samples = array("q", (int(latency) for latency in latencies_ns))
+        count = len(samples)
+        if sys.byteorder == "big":
+            samples.byteswap()
+        end = self._append("samples.i64", samples.tobytes())
+        return end // _SAMPLE_BYTES - count, count
+
+    def write_history(self, trial: int, events: Iterable[Event], attempt: int = 1) -> Path:
+        """Store the controller's events of a trial, before its rows; the same events give the same bytes.
+
+        A history without rows is of a trial that never ended, and is replaced when that is run again.
+        """
+        path = self._history_path(trial, attempt)
+        text = "".join(
+            json.dumps(redact_all(event), separators=(",", ":"), ensure_ascii=False) + "\n" for event in events
+        )
+        self._whole(path, gzip.compress(text.encode(), 6, mtime=0))
+        return path
+
+    def recording_path(self, name: str) -> Path:
+        """Where the recording ``name`` of a losing trial is to be written."""
+        path = self.path / "recordings" / name
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def finish(self, exit_status: int, **more: Any) -> None:
+        """Write done.json, the last thing: from now on the folder never changes. Lets go of it.
+
+        ``more``: such as ``not_run`` (cells as in run.json, with ``why``), ``stopped`` (one word: why cells without
+        rows have none, such as budget or interrupted) and ``controls``.
+        """
+        counts = {"trials": len({row["trial"] for row in self.read_trials().rows}), "floors": len(self.floors())}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        done = {"schema_version": SCHEMA_VERSION, "time": now, "exit_status": exit_status, "counts": counts, **more}
+        self._write_once("done.json", done)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder; idempotent. Without done.json it stays unfinished, and can be resumed."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """run.json. NotAFolder where there is none."""
+        return _member(self.path, "run.json")
+
+    @property
+    def finished(self) -> bool:
+        """Whether done.json is there."""
+        return (self.path / "done.json").exists()
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """done.json; None while the run is unfinished."""
+        return _member(self.path, "done.json") if self.finished else None
+
+    def trials(self) -> list[Row]:
+        """The rows of every trial that is whole, in the order in which they ended."""
+        return self.read_trials().rows
+
+    def read_trials(self) -> Read:
+        """The rows of every whole trial, and how much was dropped."""
+        return _read_trials(_bytes_of(self.path / "trials.jsonl"))
+
+    def floors(self) -> list[Row]:
+        """The floor measurements, in order; a torn last one is dropped."""
+        return _read_lines(_bytes_of(self.path / "floors.jsonl")).rows
+
+    def samples(self, at: int | None, n: int | None) -> array[int]:
+        """The latencies in ns that a row points to; empty where it has none, or where they are no longer there."""
+        samples = array("q")
+        if at is None or not n:
+            return samples
+        with suppress(FileNotFoundError), (self.path / "samples.i64").open("rb") as file:
+            file.seek(at * _SAMPLE_BYTES)
+            found = file.read(n * _SAMPLE_BYTES)
+            if len(found) == n * _SAMPLE_BYTES:
+                samples.frombytes(found)
+        if sys.byteorder == "big":
+            samples.byteswap()
+        return samples
+
+    def history(self, trial: int, attempt: int = 1) -> list[Event]:
+        """The events of a trial. FileNotFoundError where they are gone (a machine that crashed may keep rows only)."""
+        path = self._history_path(trial, attempt)
+        try:
+            text = gzip.decompress(path.read_bytes()).decode()
+            return [json.loads(line) for line in text.splitlines()]
+        except (EOFError, gzip.BadGzipFile, ValueError):
+            message = f"{path} is torn"
+            raise FileNotFoundError(message) from None
+
+    def remaining(self) -> list[int]:
+        """Numbers of the planned trials that have no rows yet, in the plan's order."""
+        ended = {row["trial"] for row in self.trials()}
+        return [trial["trial"] for trial in self.run.get("plan", ()) if trial["trial"] not in ended]
+
+    # ------------------------------------------------------------------ inside
+
+    def _history_path(self, trial: int, attempt: int) -> Path:
+        return self.path / "histories" / (f"{trial}.jsonl.gz" if attempt == 1 else f"{trial}.{attempt}.jsonl.gz")
+
+    def _append(self, name: str, content: bytes) -> int:
+        """Append and sync; all of it or, where there is no room, nothing. Returns the file's new length."""
+        if self._lock is None:
+            message = f"{self.path} is open for reading"
+            raise RuntimeError(message)
+        if not (self.path / "run.json").exists():
+            message = "begin() comes before the first row: a trial without its plan cannot be judged"
+            raise RuntimeError(message)
+        if name not in self._files:
+            self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            _sync_directory(self.path)
+        descriptor = self._files[name]
+        before = os.fstat(descriptor).st_size
+        try:
+            _write(descriptor, content)
+            os.fsync(descriptor)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(descriptor, before)
+            raise self._full(error) from error
+        return before + len(content)
+
+    def _whole(self, path: Path, content: bytes, *, sync: bool = False) -> None:
+        """A file that is there with all its bytes, or not at all."""
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                _write(descriptor, content)
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            part.replace(path)
+            if sync:
+                _sync_directory(path.parent)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise self._full(error) from error
+
+    def _write_once(self, name: str, content: Mapping[str, Any]) -> None:
+        if self._lock is None:
+            message = f"{self.path} is open for reading"
+            raise RuntimeError(message)
+        path = self.path / name
+        if path.exists():
+            message = f"{path} is written once"
+            raise RuntimeError(message)
+        text = json.dumps(redact_all(dict(content)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        self._whole(path, text.encode(), sync=True)
+
+    def _full(self, error: OSError) -> Exception:
+        if error.errno not in _NO_ROOM:
+            return error
+        kept = len({row["trial"] for row in self.read_trials().rows})
+        said = f"no room left for the results ({error.strerror}): {kept} trials are kept in {self.path} and can be read"
+        return ResultsFull(f"{said}; make room, then go on with --resume {self.path}")
+
+
+def _locked(path: Path, patience_s: float) -> int:
+    """A lock on the folder, held until the descriptor is closed or its process dies. Busy when another has it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            # Not fcntl.lockf: that would be let go as soon as anything in this process opens and closes the file.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                message = f"another durabench is writing to {path}; wait until it has ended, or choose another folder"
+                raise Busy(message) from None
+            time.sleep(0.02)
+        else:
+            return descriptor
+
+
+def _refuse_finished(folder: Folder) -> None:
+    if folder.finished:
+        message = f"{folder.path} is complete (it has done.json) and never changes again; start a new run"
+        raise Finished(message)
+
+
+def _cut_torn(folder: Folder) -> None:
+    """Cut off what a crash left half-written, so that what is appended next stands on its own line."""
+    trials = folder.read_trials()
+    floors = _read_lines(_bytes_of(folder.path / "floors.jsonl"))
+    pointed = [row["samples_at"] + row["samples_n"] for row in (*trials.rows, *floors.rows) if row["samples_n"]]
+    ends = {
+        "trials.jsonl": trials.whole_bytes,
+        "floors.jsonl": floors.whole_bytes,
+        "samples.i64": max(pointed, default=0) * _SAMPLE_BYTES,
+    }
+    for name, end in ends.items():
+        path = folder.path / name
+        if path.exists() and path.stat().st_size > end:
+            os.truncate(path, end)
+    for part in (*folder.path.glob(".*.json.*"), *folder.path.glob("histories/.*")):
+        part.unlink()
+
+
+def _compare(path: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Differs, naming every difference that makes the rows of two runs incomparable."""
+    differences: list[str] = []
+    for name in MUST_AGREE:
+        old, new = begun.get(name), now.get(name)
+        if name == "machine":  # the rest of it may change with a reboot
+            old, new = ((facts or {}).get("id") for facts in (old, new))
+        differences += _differences(name, old, new)
+    if differences:
+        shown = "; ".join(differences[:5]) + ("" if len(differences) <= 5 else f"; and {len(differences) - 5} more")
+        message = f"{path} cannot be resumed here: {shown}. Start a new run, or go back to what it was begun with"
+        raise Differs(message)
+
+
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    if old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [line for key in keys for line in _differences(f"{name}.{key}", old.get(key), new.get(key))]
+    if isinstance(old, list) and isinstance(new, list):
+        pairs = enumerate(zip(old, new, strict=False))
+        first = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+        return [f"{name} differs from entry {first} on ({len(old)} entries, now {len(new)})"]
+    return [f"{name} was {old}, is {new}"]
+
+
+def _member(path: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the folder. NotAFolder says what is wrong."""
+    if not path.exists():
+        message = f"{path} does not exist; {_MEND}"
+        raise NotAFolder(message)
+    try:
+        content = json.loads((path / name).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        message = f"{path} has no {name}: not a results folder; {_MEND}"
+        raise NotAFolder(message) from None
+    except OSError as error:
+        message = f"{path / name} cannot be read: {error.strerror}; {_MEND}"
+        raise NotAFolder(message) from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        message = f"{path / name} is not what durabench writes; {_MEND}"
+        raise NotAFolder(message)
+    return content
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _read_lines(content: bytes) -> Read:
+    """Every line that is whole; whatever cannot be read is dropped and counted."""
+    rows: list[Row] = []
+    at = whole = dropped = 0
+    for line in _split(content):
+        at += len(line)
+        row = _row(line)
+        if row is None:
+            dropped += 1
+        else:
+            rows.append(row)
+            whole = at
+    return Read(rows, dropped, whole)
+
+
+def _split(content: bytes) -> list[bytes]:
+    """Lines with their ends; not ``splitlines``, to which a carriage return in torn bytes is an end as well."""
+    return [line + b"\n" for line in content.split(b"\n")[:-1]] + [tail for tail in content.split(b"\n")[-1:] if tail]
+
+
+def _row(line: bytes) -> Row | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _read_trials(content: bytes) -> Read:
+    """Trials are all or nothing: rows count only where their trial has as many as it says."""
+    numbered = [(_row(line), len(line)) for line in _split(content)]
+    rows: list[Row] = []
+    seen: set[int] = set()
+    at = whole = dropped = repeated = 0
+    for key, lines in groupby(numbered, key=lambda line: _trial_of(line[0])):
+        group = list(lines)
+        at += sum(length for _, length in group)
+        members = [row for row, _ in group if row is not None]
+        if key is None or len(members) != members[0]["rows"]:
+            dropped += len(group)
+            continue
+        whole = at
+        if key[0] in seen:  # a distributed executor ran it twice; taking the later would choose among outcomes
+            repeated += len(members)
+            continue
+        seen.add(key[0])
+        rows += members
+    return Read(rows, dropped, whole, repeated)
+
+
+def _trial_of(row: Row | None) -> tuple[int, int] | None:
+    if row is None or not {"trial", "attempt", "rows"} <= row.keys():
+        return None
+    return row["trial"], row["attempt"]
+
+
+def _lines(rows: Iterable[Row]) -> bytes:
+    return "".join(
+        json.dumps(redact_all(row), separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n" for row in rows
+    ).encode()
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _not_writable(path: Path, why: str | None) -> NotWritable:
+    return NotWritable(f"no results folder can be made at {path}: {why}; choose another place with --out")
