@@ -73,11 +73,15 @@ class Promise:
 
 @dataclass(frozen=True)
 class Setting:
-    """A named durability configuration: ``options`` are passed to the software verbatim, ``promise`` is its vendor's."""
+    """A named durability configuration: ``options`` are passed to the software verbatim, ``promise`` is its vendor's.
+
+    ``versions`` says that every acknowledged version of a key is kept and promised, not only the newest.
+    """
 
     name: str
     options: Mapping[str, str]
     promise: Promise
+    versions: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,11 @@ class Workload(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """One storage software under one setting, on a directory and ports of ours or at a URL of somebody's."""
+    """One storage software under one setting, on a directory and ports of ours or at a URL of somebody's.
+
+    Two class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
+    before it forks a driver; and ``mock``, True for what has no disk and is therefore not rated beyond the client.
+    """
 
     settings: ClassVar[Sequence[Setting]]
     """The first is the software's own default."""

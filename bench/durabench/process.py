@@ -11,7 +11,7 @@ import os
 import pwd
 import select
 import shutil
-import signal
+
 import socket
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL, SIGSTOP, SIGTERM, pidfd_send_signal
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -125,13 +126,13 @@ class Process:
     def signal(self, number: int) -> None:
         """Send a signal; gone is no error."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
+            pidfd_send_signal(self.pidfd, number)
 
     def kill(self) -> None:
         """SIGKILL, reap, and assert that the exit was that signal. HarnessError if it ended otherwise."""
-        self.signal(signal.SIGKILL)
+        self.signal(SIGKILL)
         code = self.wait(REAP_S)
-        if code != -signal.SIGKILL:
+        if code != -SIGKILL:
             raise Died(self.last_words(f"was to be killed, but had ended with {code}"))
 
     def wait(self, deadline_s: float) -> int:
@@ -140,19 +141,19 @@ class Process:
             self.exit_code = self.reap(deadline_s)
         return self.exit_code
 
-    def stop(self, deadline_s: float, number: int = signal.SIGTERM) -> None:
+    def stop(self, deadline_s: float, number: int = SIGTERM) -> None:
         """End it in order if it goes in time, by SIGKILL if not; never raises for a process that is gone."""
         self.signal(number)
         with suppress(Hung):
             self.wait(deadline_s)
         if self.exit_code is None:
-            self.signal(signal.SIGKILL)
+            self.signal(SIGKILL)
             self.wait(REAP_S)
 
     def close(self) -> None:
         """Give back its file descriptors; a process that still lives is killed first."""
         if self.exit_code is None:
-            self.signal(signal.SIGKILL)
+            self.signal(SIGKILL)
             with suppress(Hung):
                 self.wait(REAP_S)
         for name in ("stdin", "stdout", "pidfd"):
@@ -271,14 +272,14 @@ def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Seque
     ours = set(seen)
     try:
         if not main_only:
-            _send_all(seen.values(), signal.SIGSTOP)
+            _send_all(seen.values(), SIGSTOP)
         while found := {pid for root in roots for pid in _children(root.pid)} - set(seen):
             for pid in found:
                 with suppress(ProcessLookupError):
                     seen[pid] = os.pidfd_open(pid)
             if not main_only:
-                _send_all((seen[pid] for pid in found if pid in seen), signal.SIGSTOP)
-        _send_all((fd for pid, fd in seen.items() if pid in ours or not main_only), signal.SIGKILL)
+                _send_all((seen[pid] for pid in found if pid in seen), SIGSTOP)
+        _send_all((fd for pid, fd in seen.items() if pid in ours or not main_only), SIGKILL)
         for root in roots:
             root.kill()
         end = time.monotonic() + REAP_S
@@ -295,7 +296,7 @@ def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Seque
 def _send_all(pidfds: Iterable[int], number: int) -> None:
     for pidfd in pidfds:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, number)
+            pidfd_send_signal(pidfd, number)
 
 
 def _children(pid: int) -> list[int]:
@@ -314,7 +315,7 @@ def stop_tree(root: Process, deadline_s: float) -> None:
     root.stop(deadline_s)
     for pidfd in children.values():
         if not select.select([pidfd], [], [], max(0, end - time.monotonic()))[0]:
-            _send_all([pidfd], signal.SIGKILL)
+            _send_all([pidfd], SIGKILL)
         os.close(pidfd)
 
 

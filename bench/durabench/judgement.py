@@ -1,0 +1,121 @@
+"""From what a trial left to its rows: find, judge, and write down, one row per namespace.
+
+Pure, so that `durabench judge` can do it again from a stored history; what is read and written is the caller's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from durabench import checker, fault
+from durabench.history import from_events
+from durabench.statistics import P99_SAMPLES, quantile
+from durabench_backends.contract import DATA, METADATA, Domain, Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from durabench.history import Event, History
+    from durabench.row import Row
+    from durabench.trial import Outcome, TrialPlan
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a namespace of a plan is judged by: its target's promise, and whether older versions are part of it."""
+
+    promise: Promise
+    versions: bool = False
+
+
+def rows(outcome: Outcome, held: Mapping[str, Held], host: str, folder: str, control: str | None = None) -> list[Row]:
+    """The rows of a trial, without the place of its latencies; ``folder`` is named in the replay command."""
+    history = from_events(outcome.events)
+    return [
+        _row(outcome, history, namespace, held[namespace], host, folder, control)
+        for namespace in (METADATA, DATA)
+        if history.of(namespace) or namespace == METADATA
+    ]
+
+
+def latencies_ns(events: Sequence[Event], namespace: str) -> list[int]:
+    """The latency of every acknowledged put on a namespace, in ns."""
+    return [a.latency_ns for a in from_events(events).of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
+
+
+def _row(  # noqa: PLR0913, PLR0917 - a row has these parts
+    outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str, control: str | None
+) -> Row:
+    plan = outcome.plan
+    target, partner = plan.targets[namespace], plan.targets[DATA if namespace == METADATA else METADATA]
+    destroyed = fault.load(plan.fault).destroys
+    finding = checker.find(history, namespace, versions_promised=held.versions)
+    verdict = checker.judge(finding, held.promise, destroyed)
+    return {
+        **_identity(plan, namespace),
+        "backend": target.backend,
+        "setting": target.setting,
+        "tier": held.promise.tier,
+        "partner": None if partner == target else partner.label,
+        "destroyed": destroyed.label,
+        "host": host,
+        "driver": outcome.driver,
+        "struck": history.struck,
+        **_counts(finding),
+        "recovery_s": None if history.recovery_ns is None else history.recovery_ns / 1e9,
+        **(_peace(outcome, history, namespace) if destroyed is Domain.NOTHING else {}),
+        "payload_bytes": sum(a.op.size for a in history.acknowledged(namespace) if a.op.verb == "put"),
+        "control": control,
+        "verdict": verdict.verdict,
+        "why": verdict.why,
+        "replay": f"durabench replay {folder} {plan.trial}",
+    }
+
+
+def _identity(plan: TrialPlan, namespace: str) -> Row:
+    return {
+        "trial": plan.trial,
+        "attempt": plan.attempt,
+        "namespace": namespace,
+        "workload": plan.workload,
+        "writers": plan.writers,
+        "fault": plan.fault,
+        "lane": plan.lane,
+        "seed": plan.seed,
+        "filesystem": plan.filesystem,
+        "server_kill": plan.server_kill,
+        "settle_s": plan.settle_s,
+        "flush_delay_s": plan.flush_delay_s,
+        "victim": plan.victim,
+    }
+
+
+COUNTS = ("acked", "in_doubt", "lost", "torn", "corrupt", "damaged_acked", "stale", "phantom", "resurrected", "hole")
+
+
+def _counts(finding: checker.Finding) -> Row:
+    more = ("versions_lost", "dangling", "orphan", "unavailable", "loss_window_s")
+    return {name: getattr(finding, name) for name in (*COUNTS, *more)}
+
+
+def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
+    """What only a trial without a fault measures."""
+    taken = [a.latency_ns for a in history.of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
+    p99 = quantile(taken, 0.99) if len(taken) >= P99_SAMPLES else None
+    return {
+        "put_p50_ns": int(statistics.median(taken)) if taken else None,
+        "put_p99_ns": None if p99 is None else int(p99[0]),
+        "size_bytes": outcome.sizes.get(namespace),
+    }
+
+
+def doubtful(row: Mapping[str, Any]) -> bool:
+    """Whether a control's row says that the campaign cannot be trusted."""
+    expected = {
+        "negative": row["verdict"] == "kept",
+        "positive": (row["lost"] or 0) > 0,
+        "detector": (row["corrupt"] or 0) > 0 and (row["lost"] or 0) > 0,
+    }
+    return not expected[row["control"]]
