@@ -55,12 +55,12 @@ SOURCE_ON = (
     'will be preserved, even in the event of a server crash immediately after."'
 )
 SOURCE_OFF = (
-    SOURCE + '28.4 Asynchronous Commit: "the maximum duration of the risk window is three times wal_writer_delay"; '
-    '"the transactions are replayed in commit order"'
+    SOURCE + '19.5.1 synchronous_commit: "The maximum delay is three times wal_writer_delay."; '
+    '28.4 Asynchronous Commit: "the transactions are replayed in commit order"'
 )
 SOURCE_FSYNC_OFF = (
-    SOURCE + "19.5.1 fsync: turning it off \"can result in unrecoverable data corruption in the event of a power "
-    'failure or system crash"; full_page_writes likewise'
+    SOURCE + '19.5.1 fsync: off "can result in unrecoverable data corruption in the event of a power failure or system '
+    'crash"; full_page_writes has similar risks'
 )
 SOURCE_UNLOGGED = (
     SOURCE + 'CREATE TABLE, UNLOGGED: "an unlogged table is automatically truncated after a crash or unclean shutdown"'
