@@ -1,0 +1,197 @@
+"""What n trials can and cannot say: exact bounds for loss rates, quantiles with intervals, intervals by trial.
+
+All intervals are two-sided, 95 %. A zero is printed with its bound, a quantile only from as many samples as an interval
+for it takes, and never a mean with its deviation: latencies and losses are not normal. scipy is imported only where it
+is needed; the bound of the usual result, no loss at all, has a closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    Groups = Sequence[ArrayLike]
+    Pick = Callable[[NDArray[np.float64]], float]
+
+TAIL = 0.025
+"""What each end of a two-sided 95 % interval leaves out."""
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with its two-sided 95 % interval; an end is None where the samples do not reach that far."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+# --- loss rates: the unit is the trial ------------------------------------------------------------------------------
+
+
+def loss_rate(losing: int, trials: int) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) two-sided 95 % interval of a rate seen as ``losing`` of ``trials``.
+
+    (0, 1) for no trial at all. ValueError unless 0 <= losing <= trials.
+    """
+    if not 0 <= losing <= trials:
+        raise ValueError(f"{losing} of {trials} trials is no count")
+    if trials == 0:
+        return 0.0, 1.0
+    if losing == 0:
+        return 0.0, 1 - TAIL ** (1 / trials)
+    if losing == trials:
+        return TAIL ** (1 / trials), 1.0
+    from scipy.special import betaincinv
+
+    low = betaincinv(losing, trials - losing + 1, TAIL)
+    high = betaincinv(losing + 1, trials - losing, 1 - TAIL)
+    return float(low), float(high)
+
+
+def trials_for_bound(rate: float) -> int:
+    """How many trials without any loss bound the loss rate by ``rate`` (0 < rate < 1): 368 for 1 %."""
+    if not 0 < rate < 1:
+        raise ValueError(f"a bound is between 0 and 1, not {rate}")
+    return math.ceil(math.log(TAIL) / math.log1p(-rate) - 1e-9)
+
+
+def bound_text(losing: int, trials: int) -> str:
+    """The interval as a cell prints it: ``≤ 71 %`` for 0 of 3, ``5.7–44 %`` for 4 of 20, a dash without trials."""  # noqa: RUF002
+    if trials == 0:
+        return "–"  # noqa: RUF001
+    low, high = loss_rate(losing, trials)
+    return f"≤ {_percent(high)} %" if losing == 0 else f"{_percent(low)}–{_percent(high)} %"  # noqa: RUF001
+
+
+def _percent(rate: float) -> str:
+    """Two significant digits, never in scientific notation."""
+    return f"{float(f'{100 * rate:.2g}'):.12g}"
+
+
+def boschloo(losing: int, trials: int, other_losing: int, other_trials: int) -> float:
+    """P of a difference between two loss rates as large as this by chance: Boschloo's exact test, two-sided.
+
+    1.0 where either has no trials. ValueError unless both are counts.
+    """
+    for count, of in ((losing, trials), (other_losing, other_trials)):
+        if not 0 <= count <= of:
+            raise ValueError(f"{count} of {of} trials is no count")
+    if not trials or not other_trials or losing * other_trials == other_losing * trials:
+        return 1.0
+    from scipy.stats import boschloo_exact
+
+    table = [[losing, other_losing], [trials - losing, other_trials - other_losing]]
+    return float(boschloo_exact(table, alternative="two-sided").pvalue)
+
+
+# --- quantiles: only from as many samples as an interval for them takes ----------------------------------------------
+
+
+def samples_for_quantile(q: float) -> int:
+    """The fewest samples whose largest one is above quantile ``q`` with 97.5 %: 72 for p95, 368 p99, 3688 p99.9.
+
+    1 for the median and below: those are printed whatever their interval.
+    """
+    if not 0 < q < 1:
+        raise ValueError(f"a quantile is between 0 and 1, not {q}")
+    return math.ceil(math.log(TAIL) / math.log(q) - 1e-9) if q > 0.5 else 1
+
+
+def quantile(samples: ArrayLike, q: float) -> float | None:
+    """Quantile ``q`` of ``samples``, in their unit; None where they are too few (`samples_for_quantile`)."""
+    import numpy as np
+
+    values = np.asarray(samples)
+    return float(np.quantile(values, q)) if values.size >= samples_for_quantile(q) else None
+
+
+def quantile_interval(samples: ArrayLike, q: float) -> Interval | None:
+    """Quantile ``q`` with its distribution-free interval: two of the samples themselves. None from too few."""
+    import numpy as np
+    from scipy.special import bdtr
+
+    value = quantile(samples, q)
+    if value is None:
+        return None
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    # below[k] is the probability that at most k samples are below the quantile.
+    below = bdtr(np.arange(ordered.size, dtype=np.float64), ordered.size, q)
+    low = int(np.searchsorted(below, TAIL, side="right")) - 1
+    high = int(np.searchsorted(below, 1 - TAIL, side="left"))
+    return Interval(
+        value,
+        float(ordered[low]) if low >= 0 else None,
+        float(ordered[high]) if high < ordered.size else None,
+    )
+
+
+# --- intervals by trial: puts of one trial are not independent --------------------------------------------------------
+
+
+def quantile_by_trial(trials: Groups, q: float, seed: int, resamples: int = RESAMPLES) -> Interval | None:
+    """Quantile ``q`` of all samples of all trials, its interval by drawing whole trials again. None if too few samples.
+
+    The ends are None with fewer than two trials: nothing can then be said about the next one.
+    """
+    import numpy as np
+
+    groups = _groups(trials)
+    value = quantile(np.concatenate(groups), q) if groups else None
+    if value is None:
+        return None
+    low, high = (
+        _spread(_resampled(groups, q, np.random.default_rng(seed), resamples)) if len(groups) > 1 else (None, None)
+    )
+    return Interval(value, low, high)
+
+
+def ratio_by_trial(trials: Groups, others: Groups, q: float, seed: int, resamples: int = RESAMPLES) -> Interval | None:
+    """Quantile ``q`` of ``trials`` divided by that of ``others``, its interval by drawing whole trials of both again.
+
+    None if either has too few samples, or if the divisor is 0.
+    """
+    import numpy as np
+
+    ours, theirs = _groups(trials), _groups(others)
+    if not ours or not theirs:
+        return None
+    above, below = quantile(np.concatenate(ours), q), quantile(np.concatenate(theirs), q)
+    if above is None or not below:
+        return None
+    if min(len(ours), len(theirs)) < 2:
+        return Interval(above / below, None, None)
+    rng = np.random.default_rng(seed)
+    ratios = _resampled(ours, q, rng, resamples) / _resampled(theirs, q, rng, resamples)
+    return Interval(above / below, *_spread(ratios))
+
+
+def _groups(trials: Groups) -> list[NDArray[np.float64]]:
+    import numpy as np
+
+    arrays = [np.asarray(trial, dtype=np.float64) for trial in trials]
+    return [array for array in arrays if array.size]
+
+
+def _resampled(
+    groups: Sequence[NDArray[np.float64]], q: float, rng: np.random.Generator, resamples: int
+) -> NDArray[np.float64]:
+    import numpy as np
+
+    drawn = rng.integers(0, len(groups), size=(resamples, len(groups)))
+    return np.array([np.quantile(np.concatenate([groups[index] for index in row]), q) for row in drawn])
+
+
+def _spread(values: NDArray[np.float64]) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.quantile(values, (TAIL, 1 - TAIL))
+    return float(low), float(high)
