@@ -17,7 +17,7 @@ _STAMP = struct.Struct("<4sIIQI")  # magic, sequence, block, size, crc32 of what
 _MAGIC = b"dbck"
 
 ZERO, CORRUPT, FOREIGN = -1, -2, -3
-"""In place of a sequence: a block of zeros; a stamped block whose bytes are not what was put; a block of something else."""
+"""In place of a sequence: zeros; a stamped block whose bytes are not what was put; a block of something else."""
 
 Blocks = tuple[tuple[int, int], ...]
 """Runs of blocks, in order: (sequence or one of the three above, how many)."""
@@ -57,14 +57,14 @@ def read(seed: int, namespace: str, key: str, value: bytes) -> Blocks:
             last = (sequence, size) if ours and number * BLOCK_BYTES == start else None
         else:
             ours = last is not None  # the end of a payload, too short for a stamp of its own
-        if not block.strip(b"\0"):
+        if last is not None and last not in made:
+            made[last] = make(seed, namespace, key, *_plausible(last, len(value)))
+        if last is not None and made[last][start : start + BLOCK_BYTES][: len(block)] == block:
+            found.append(last[0])  # asked first: the end of a payload may be a zero byte or two by chance
+        elif not block.strip(b"\0"):
             found.append(ZERO)
-        elif last is None:
-            found.append(CORRUPT if ours else FOREIGN)
         else:
-            if last not in made:
-                made[last] = make(seed, namespace, key, *_plausible(last, len(value)))
-            found.append(last[0] if made[last][start : start + BLOCK_BYTES][: len(block)] == block else CORRUPT)
+            found.append(CORRUPT if ours else FOREIGN)
     return tuple((who, len(list(run))) for who, run in groupby(found))
 
 
