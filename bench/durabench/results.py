@@ -183,14 +183,14 @@ class Folder:
         return folder
 
     @classmethod
-    def resume(cls, path: Path, run: Mapping[str, Any]) -> Folder:
+    def resume(cls, path: Path, run: Mapping[str, Any], *, patience_s: float = _LOCK_S) -> Folder:
         """The unfinished folder ``path``, to go on with the run that ``run`` describes as it would begin now.
 
         What is torn at the end of its files is cut off. Busy, Finished, Differs (names what differs), NotAFolder,
         NewerSchema.
         """
         begun = cls.open(path)
-        folder = cls(path, _locked(path, _LOCK_S))
+        folder = cls(path, _locked(path, patience_s))
         try:
             _refuse_finished(begun)
             _compare(path, begun.run, json.loads(json.dumps(redact_all(dict(run)))))
@@ -221,7 +221,8 @@ class Folder:
         Members that are read again: ``plan`` (a list of mappings with ``trial`` and ``seed``), ``machine`` (of
         `machine_facts`), ``versions``, ``commit``, ``command``, ``profile``, ``seed``, and ``cells``: every cell that
         the run is about, as a mapping of backend, setting, tier, namespace, workload, fault, lane, host, and, where it
-        is known beforehand that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, `–`) and
+        is known beforehand that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, or the dash
+        for what cannot happen here) and
         ``why``.
         """
         created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -505,10 +506,8 @@ def _member(path: Path, name: str) -> dict[str, Any]:
 
 
 def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
+    # A device or a pipe in the place of a file may have no end.
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _read_lines(content: bytes) -> Read:
