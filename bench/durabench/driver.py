@@ -230,8 +230,20 @@ def put(order: Order, _tell: object) -> Order:
     return {}
 
 
+def damage(order: Order, _tell: object) -> Order:
+    """Flip a byte in the middle of the first key's value and delete the second key: what a detector must see."""
+    flipped, gone = order["keys"]
+    store = _until_ready(lambda: _one(order).open(order["target"]["namespace"]), order["deadline_s"])
+    value = bytearray(store.get(flipped) or b"")
+    value[len(value) // 2] ^= 1
+    store.put(flipped, bytes(value))
+    store.delete(gone)
+    store.close()
+    return {}
+
+
 ORDERS: Mapping[str, Callable[[Order, Callable[[Mapping[str, Any]], None]], Order | None]] = {
-    f.__name__: f for f in (write, read, create, ready, inspect, size, drop, get, put)
+    f.__name__: f for f in (write, read, create, ready, inspect, size, drop, get, put, damage)
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import checker, fault
 from durabench.history import from_events
-from durabench.statistics import P99_SAMPLES, quantile
+from durabench.statistics import quantile
 from durabench_backends.contract import DATA, METADATA, Domain, Promise
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class Held:
     versions: bool = False
 
 
-def rows(outcome: Outcome, held: Mapping[str, Held], host: str, folder: str, control: str | None = None) -> list[Row]:
+def rows(outcome: Outcome, held: Mapping[str, Held], host: str, folder: str) -> list[Row]:
     """The rows of a trial, without the place of its latencies; ``folder`` is named in the replay command."""
     history = from_events(outcome.events)
     return [
-        _row(outcome, history, namespace, held[namespace], host, folder, control)
+        _row(outcome, history, namespace, held[namespace], host, folder)
         for namespace in (METADATA, DATA)
         if history.of(namespace) or namespace == METADATA
     ]
@@ -45,8 +45,8 @@ def latencies_ns(events: Sequence[Event], namespace: str) -> list[int]:
     return [a.latency_ns for a in from_events(events).of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
 
 
-def _row(  # noqa: PLR0913, PLR0917 - a row has these parts
-    outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str, control: str | None
+def _row(  # noqa: PLR0913 - a row has these parts
+    outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str
 ) -> Row:
     plan = outcome.plan
     target, partner = plan.targets[namespace], plan.targets[DATA if namespace == METADATA else METADATA]
@@ -62,12 +62,14 @@ def _row(  # noqa: PLR0913, PLR0917 - a row has these parts
         "destroyed": destroyed.label,
         "host": host,
         "driver": outcome.driver,
+        "started": outcome.started,
+        "duration_s": outcome.duration_s,
         "struck": history.struck,
         **_counts(finding),
         "recovery_s": None if history.recovery_ns is None else history.recovery_ns / 1e9,
         **(_peace(outcome, history, namespace) if destroyed is Domain.NOTHING else {}),
         "payload_bytes": sum(a.op.size for a in history.acknowledged(namespace) if a.op.verb == "put"),
-        "control": control,
+        "control": plan.control,
         "verdict": verdict.verdict,
         "why": verdict.why,
         "replay": f"durabench replay {folder} {plan.trial}",
@@ -103,10 +105,10 @@ def _counts(finding: checker.Finding) -> Row:
 def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
     """What only a trial without a fault measures."""
     taken = [a.latency_ns for a in history.of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
-    p99 = quantile(taken, 0.99) if len(taken) >= P99_SAMPLES else None
+    p99 = quantile(taken, 0.99)
     return {
         "put_p50_ns": int(statistics.median(taken)) if taken else None,
-        "put_p99_ns": None if p99 is None else int(p99[0]),
+        "put_p99_ns": None if p99 is None else int(p99),
         "size_bytes": outcome.sizes.get(namespace),
     }
 

@@ -37,7 +37,10 @@ class Machine(Protocol):
     name: str
     root: Path
 
+    driver: str
+    """How drivers start there, as rows name it: forked or fresh."""
     writers: list[Process]
+    writers_are_servers: bool
 
     def start(self, command: Command, root: Path) -> Process:
         """Start a driver, with lines on stdin and stdout, or a daemon, with a log."""
@@ -139,6 +142,7 @@ class Here:
     nursery: process.Nursery | None = None
     server_kill: str = "tree"
     name: str = "here"
+    driver: str = "fresh"
     writers: list[Process] = field(default_factory=list)
     """The drivers that a strike on the client kills; with ``writers_are_servers`` a strike on the server too."""
     writers_are_servers: bool = False
@@ -149,11 +153,7 @@ class Here:
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)  # servers run as another user
-
-    @property
-    def driver(self) -> str:
-        """How drivers start here, as rows name it."""
-        return "fresh" if self.nursery is None else "forked"
+        self.driver = "forked" if self.nursery else "fresh"
 
     def port(self, name: str) -> int:
         """A free port; the same for the same name."""

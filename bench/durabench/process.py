@@ -341,6 +341,15 @@ class Nursery:
         self._control.settimeout(60)
         self._answer()
 
+    def _request(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [json.dumps(request).encode()], list(fds))
+            except OSError as error:
+                message = f"the nursery of drivers ended ({error.strerror}){tail(self._log)}"
+                raise Died(message) from None
+            return self._answer()
+
     def _answer(self) -> tuple[dict[str, Any], list[int]]:
         try:
             message, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
@@ -354,9 +363,8 @@ class Nursery:
         """A new driver, forked; its stderr goes to the nursery's log."""
         in_read, in_write = os.pipe()
         out_read, out_write = os.pipe()
-        with self._log.open("ab") as sink, self._lock:
-            socket.send_fds(self._control, [b'{"do": "fork"}'], [in_read, out_write, sink.fileno()])
-            answer, fds = self._answer()
+        with self._log.open("ab") as sink:
+            answer, fds = self._request({"do": "fork"}, [in_read, out_write, sink.fileno()])
         os.close(in_read)
         os.close(out_write)
         pid, pidfd = answer["pid"], fds[0]
@@ -364,9 +372,7 @@ class Nursery:
         def reap(deadline_s: float) -> int:
             if not select.select([pidfd], [], [], deadline_s)[0]:
                 raise Hung(f"driver {pid} did not end within {deadline_s:g} s")
-            with self._lock:
-                self._control.send(json.dumps({"do": "reap", "pid": pid}).encode())
-                return int(self._answer()[0]["status"])
+            return int(self._request({"do": "reap", "pid": pid})[0]["status"])
 
         return Process(pid, pidfd, reap, in_write, out_read, log=self._log)
 

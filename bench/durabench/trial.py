@@ -10,6 +10,7 @@ import select
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class TrialPlan:
     """Acknowledged puts after which a writer stops in order; only where nothing is killed."""
     write_s: float | None = None
     attempt: int = 1
+    control: str | None = None
+    """negative, positive or detector: its outcome is known beforehand."""
 
     @property
     def victim(self) -> int:
@@ -88,7 +91,8 @@ class Outcome:
     events: Sequence[Event]
     sizes: Mapping[str, int] = field(default_factory=dict)
     driver: str = "fresh"
-    host: str = ""
+    started: str = ""
+    duration_s: float = 0.0
 
 
 @dataclass
@@ -129,13 +133,14 @@ class Site:
 def run_trial(plan: TrialPlan, site: Site) -> Outcome:
     """Write, strike, reload; every failure of the harness itself becomes a doubt in the history, which makes it unknown."""
     cycle = _Cycle(plan, site)
+    started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     try:
         cycle.run()
     except HarnessError as error:
         cycle.note("doubt", why=str(error))
     finally:
         cycle.end()
-    return Outcome(plan, cycle.events, cycle.sizes, getattr(site.machine, "driver", "fresh"))
+    return Outcome(plan, cycle.events, cycle.sizes, site.machine.driver, started, time.monotonic() - began)
 
 
 @dataclass
@@ -176,7 +181,15 @@ class _Cycle:
                 self.site.machine.up()
                 for service in self.site.distinct:
                     service.start()
+        if self.plan.control == "detector":
+            self._damage()
         self._reload(fault)
+
+    def _damage(self) -> None:
+        """Flip a byte of one acknowledged value and delete another, by hand: the checker must see both."""
+        acked = [event["key"] for event in self.events if event["e"] == "armed" and event["ns"] == METADATA][:2]
+        service = self.site.services[METADATA]
+        service.ask({"do": "damage", "target": self.site.order(self.plan)["targets"][METADATA], "keys": acked})
 
     def _compare_settings(self) -> None:
         """A setting that is not in force, as far as the server says, makes the trial unknown."""

@@ -1,0 +1,423 @@
+"""One invocation of ``run``: prepares every target, runs controls, then rounds of trials, and writes what it saw.
+
+Kill trials run several at a time; latency is taken apart and alone, interleaved with floors. Only this module's thread
+writes to the result folder. Everything that is started dies with durabench, and nothing is left on the disk under test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from durabench import fault as faults
+from durabench import floor, judgement, schedule
+from durabench.judgement import Held
+from durabench.machine import Here, Nurseries, Ports
+from durabench.process import HarnessError
+from durabench.row import Row
+from durabench.service import Service
+from durabench.trial import Outcome, Site, TrialPlan, namespaces, run_trial
+from durabench_backends.contract import Domain, Fact, Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
+
+    from durabench.results import Folder
+    from durabench.schedule import Cell, Visit
+    from durabench.service import Target
+
+DEAR_S = 2.0
+"""A setting over so many seconds a trial gets fewer of them."""
+SCRATCH = ".durabench-"
+LEAVE_S = 10.0
+"""How long an interrupted campaign waits for the trials in flight."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A target that came up once before the campaign: what it says of itself, or why it did not come up."""
+
+    target: Target
+    promise: Promise | None = None
+    facts: Sequence[Fact] = ()
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Name of each of its programs → SHA-256."""
+    why_not: str | None = None
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of ``run.json``."""
+        return {
+            "facts": {fact.id: {"value": fact.value, "origin": fact.origin} for fact in self.facts},
+            "promise": None if self.promise is None else promise_json(self.promise),
+            "why_not": self.why_not,
+        }
+
+
+def promise_json(promise: Promise) -> dict[str, Any]:
+    """A promise as ``run.json`` keeps it; `service.promise_from` reads it."""
+    return {
+        "may_lose_s": {domain.label: seconds for domain, seconds in sorted(promise.may_lose_s.items())},
+        "atomic": None if promise.atomic is None else promise.atomic.label,
+        "ordered": None if promise.ordered is None else promise.ordered.label,
+        "source": promise.source,
+        "tier": promise.tier,
+    }
+
+
+class Interrupted(Exception):  # noqa: N818 - somebody asked for it
+    """Ctrl-C: what was recorded is kept."""
+
+
+@dataclass
+class Ground:
+    """The disk under test: a scratch directory of ours on it, ports, and nurseries of drivers."""
+
+    directory: Path
+    driver: str = "forked"
+    ports: Ports = field(default_factory=Ports)
+    scratch: Path = field(init=False)
+    nurseries: Nurseries = field(init=False)
+    _count: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        sweep(self.directory)
+        mine = f"{SCRATCH}{os.getpid()}-{int(psutil.Process().create_time())}"
+        self.scratch = self.directory / mine
+        self.scratch.mkdir(mode=0o755)
+        self.nurseries = Nurseries(self.scratch)
+
+    def machine(self, targets: Sequence[Target], workload: str, server_kill: str = "tree") -> Here:
+        """A fresh directory with this host as its machine."""
+        with self._lock:
+            self._count += 1
+            root = self.scratch / f"{self._count}"
+        names = [target.backend for target in targets]
+        nursery = self.nurseries.get(names, workload) if self.driver == "forked" else None
+        return Here(root, self.ports, nursery, server_kill)
+
+    def close(self) -> None:
+        """End the nurseries and remove the scratch directory."""
+        self.nurseries.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Remove scratch directories of campaigns that are no more (a ``kill -9`` leaves its own)."""
+    for path in directory.glob(f"{SCRATCH}*-*"):
+        pid, _, created = path.name.removeprefix(SCRATCH).partition("-")
+        try:
+            alive = int(psutil.Process(int(pid)).create_time()) == int(created)
+        except (psutil.NoSuchProcess, ValueError):
+            alive = False
+        if not alive:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prepare(target: Target, ground: Ground, workload: str) -> Prepared:
+    """Bring a target up once, look at it, and end it; a failure is told, not raised."""
+    began = time.monotonic()
+    try:
+        machine = ground.machine([target], workload)
+        try:
+            service = Service(machine, target, machine.root / "store")
+            service.set_up()
+            service.look()
+            programs = {} if target.url else dict(_programs(service))
+        finally:
+            machine.close()
+    except (HarnessError, OSError) as error:
+        return Prepared(target, why_not=str(error), seconds=time.monotonic() - began)
+    return Prepared(target, service.promise, service.facts, programs, seconds=time.monotonic() - began)
+
+
+def _programs(service: Service) -> Iterator[tuple[str, str]]:
+    for command in service.backend.commands():
+        path = Path(command.argv[0])
+        with path.open("rb") as file:
+            yield path.name, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run_visit(visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visit, str]], None], stop: threading.Event) -> None:
+    """Bring a visit's targets up on a fresh directory and run its trials; after one that went wrong, on another.
+
+    ``tell`` gets each outcome as its trial ends, or the visit and why it could not come up.
+    """
+    left = list(visit.plans)
+    while left and not stop.is_set():
+        machine = ground.machine(visit.key, left[0].workload, left[0].server_kill)
+        try:
+            site = Site.set_up(machine, left[0].targets)
+            while left and not stop.is_set():
+                outcome = run_trial(left.pop(0), site)
+                tell(outcome)
+                if any(event["e"] in ("doubt", "down") for event in outcome.events):
+                    break
+        except (HarnessError, OSError) as error:
+            if not stop.is_set():
+                tell((schedule.Visit(left), str(error)))
+            return
+        finally:
+            machine.close()
+
+
+@dataclass
+class Campaign:
+    """The running of a schedule. Construct, then `run` inside ``with``."""
+
+    folder: Folder
+    ground: Ground
+    cells: list[Cell]
+    plans: list[TrialPlan]
+    prepared: Mapping[Target, Prepared]
+    host: str
+    seed: int
+    budget_s: float | None
+    dear_trials: int | None
+    dear_every_rounds: int
+    executor: Executor
+    at_once: int
+    say: Callable[[str], None]
+    progress: Callable[[int, int, str], None]
+    latency_matters: bool = True
+    stop: threading.Event = field(default_factory=threading.Event)
+    troubles: dict[tuple[Target, Target], str] = field(default_factory=dict)
+    control_rows: list[Row] = field(default_factory=list)
+    _mail: queue.SimpleQueue[Outcome | tuple[Visit, str]] = field(default_factory=queue.SimpleQueue)
+    _seconds: dict[tuple[Target, Target], list[float]] = field(default_factory=dict)
+    _counts: dict[tuple[Target, Target, str], int] = field(default_factory=dict)
+    _futures: list[Future[None]] = field(default_factory=list)
+    _done: int = 0
+    _broken: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _doubt: str | None = None
+
+    def run(self, only: frozenset[int] | None = None) -> None:
+        """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a resume)."""
+        wanted = [plan for plan in self.plans if only is None or plan.trial in only]
+        live = len({(plan.metadata, plan.data, plan.fault) for plan in self.plans if plan.control is None})
+        try:
+            self._floor("before", times=2)
+            self._controls([plan for plan in wanted if plan.control])
+            chosen = {plan.trial for plan in wanted}
+            for number, members in enumerate(schedule.rounds(self.plans, live, by_budget=self.budget_s is not None)):
+                due = self._due(number, [plan for plan in members if plan.trial in chosen])
+                if due and not self._round(number, due):
+                    break
+            self._floor("after", times=2)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            self.stop.set()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Wait, within bounds, for the trials in flight: their machines end what they started."""
+        end = time.monotonic() + LEAVE_S
+        while time.monotonic() < end and not all(future.done() for future in self._futures):
+            self._read_mail(0.02)
+
+    # --- what is due
+
+    def dear(self, key: tuple[Target, Target]) -> bool:
+        """Whether this pair has been measured to take over 2 s a trial."""
+        seen = self._seconds.get(key)
+        return bool(seen) and sum(seen) / len(seen) > DEAR_S
+
+    def _due(self, number: int, members: Sequence[TrialPlan]) -> list[TrialPlan]:
+        due = []
+        for plan in members:
+            key = (plan.metadata, plan.data)
+            if key in self.troubles:
+                continue
+            if self.dear(key):
+                if self.budget_s is not None and number % self.dear_every_rounds:
+                    continue
+                if self.budget_s is None and self._counts.get((*key, plan.fault), 0) >= (self.dear_trials or len(self.plans)):
+                    continue
+            due.append(plan)
+        return due
+
+    def _left_s(self) -> float:
+        return float("inf") if self.budget_s is None else self.budget_s - (time.monotonic() - self._began)
+
+    def _fits(self, visit: Visit) -> bool:
+        """Whether a visit is likely to end within the budget; what was never tried always gets its chance."""
+        seen = self._seconds.get(visit.key)
+        return self._left_s() > (sum(seen) / len(seen) * len(visit.plans) if seen else 0)
+
+    # --- running
+
+    def _controls(self, plans: Sequence[TrialPlan]) -> None:
+        for plan in plans:
+            run_visit(schedule.Visit([plan]), self.ground, self._mail.put, self.stop)
+            self._read_mail()
+        failed = [row for row in self.control_rows if judgement.doubtful(row)]
+        if failed:
+            names = ", ".join(f"{row['control']} ({row['backend']}:{row['setting']}: {row['why']})" for row in failed)
+            self._doubt = f"a control failed: {names}"
+            self.say(self._doubt)
+
+    def _round(self, number: int, plans: Sequence[TrialPlan]) -> bool:
+        """One round; False when the budget is spent."""
+        rng = Random(f"{self.seed}/round/{number}")
+        quiet = [plan for plan in plans if faults.load(plan.fault).destroys is Domain.NOTHING]
+        deadly = [plan for plan in plans if plan not in quiet]
+        fitted = True
+        for at, visit in enumerate(schedule.visits(quiet, rng)):
+            if not self._fits(visit):
+                fitted = False
+                continue
+            if at % 4 == 0:
+                self._floor("between")
+            self._await([self._submit(visit)])
+        waiting: list[Future[None]] = []
+        for visit in schedule.visits(deadly, rng):
+            if not self._fits(visit):
+                fitted = False
+                continue
+            waiting.append(self._submit(visit))
+            while sum(not future.done() for future in waiting) >= self.at_once:
+                self._read_mail(0.02)
+        self._await(waiting)
+        return fitted or self._left_s() > DEAR_S
+
+    def _submit(self, visit: Visit) -> Future[None]:
+        future = self.executor.submit(run_visit, visit, self.ground, self._mail.put, self.stop)
+        self._futures = [*(other for other in self._futures if not other.done()), future]
+        return future
+
+    def _await(self, waiting: Sequence[Future[None]]) -> None:
+        while not all(future.done() for future in waiting):
+            self._read_mail(0.02)
+        self._read_mail()
+        for future in waiting:
+            future.result()
+
+    def _read_mail(self, timeout_s: float = 0.0) -> None:
+        try:
+            while True:
+                mail = self._mail.get(timeout=timeout_s) if timeout_s else self._mail.get_nowait()
+                timeout_s = 0.0
+                if isinstance(mail, Outcome):
+                    self._record(mail)
+                else:
+                    visit, why = mail
+                    self.troubles[visit.key] = why
+                    self.say(f"{visit.key[0].label}: {why}")
+        except queue.Empty:
+            return
+
+    def _record(self, outcome: Outcome) -> None:
+        """Write a trial down: its history, its latencies, its rows."""
+        plan = outcome.plan
+        key = (plan.metadata, plan.data)
+        events = outcome.events
+        if self._doubt and plan.control is None:
+            events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": self._doubt}]
+            outcome = Outcome(plan, events, outcome.sizes, outcome.driver, outcome.started, outcome.duration_s)
+        self.folder.write_history(plan.trial, events, plan.attempt)
+        rows = judgement.rows(outcome, held(plan, self.prepared), self.host, str(self.folder.path))
+        if self.latency_matters and plan.control is None and plan.puts:
+            for row in rows:
+                taken = judgement.latencies_ns(events, row["namespace"])
+                row["samples_at"], row["samples_n"] = self.folder.append_samples(taken)
+        elif plan.puts:
+            rows = [{**row, "put_p50_ns": None, "put_p99_ns": None} for row in rows]
+        self.folder.append(rows)
+        if plan.control:
+            self.control_rows += rows
+            return
+        self._seconds.setdefault(key, []).append(outcome.duration_s)
+        self._counts[(*key, plan.fault)] = self._counts.get((*key, plan.fault), 0) + 1
+        self._done += 1
+        self._broken += any(row["verdict"] == "broken" for row in rows)
+        self.progress(self._done, self._broken, f"{plan.metadata.label} {plan.fault}")
+
+    def _floor(self, when: str, times: int = 1) -> None:
+        for measured in floor.measure(self.ground.scratch, times):
+            at, n = self.folder.append_samples(measured.latencies_ns)
+            ordered = sorted(measured.latencies_ns)
+            self.folder.append_floor(
+                {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "when": when,
+                    "host": self.host,
+                    "size_bytes": measured.size_bytes,
+                    "n": n,
+                    "p50_ns": ordered[n // 2],
+                    "samples_at": at,
+                    "samples_n": n,
+                }
+            )
+
+    # --- afterwards
+
+    def not_run(self) -> list[Cell]:
+        """Cells that were planned and got no trial, with why."""
+        found = []
+        for cell in self.cells:
+            if cell.verdict is None and not self._counts.get((*cell.targets, cell.fault)):
+                why = self.troubles.get(cell.targets, "budget")
+                found.append(schedule.not_run(cell, why))
+        return found
+
+
+def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:
+    """What each namespace is judged by: the setting's promise, or, for somebody's backend, what its settings add up to."""
+    found = {}
+    for namespace, target in plan.targets.items():
+        _, setting = target.load()
+        if setting is not None:
+            found[namespace] = Held(setting.promise, setting.versions)
+        else:
+            live = prepared[target].promise if target in prepared else None
+            found[namespace] = Held(live or Promise({}, None, None, "could not be read"))
+    return found
+
+
+def cells_json(cells: Sequence[Cell], prepared: Mapping[Target, Prepared], plan_workload: str, host: str) -> list[dict[str, Any]]:
+    """Every cell of the campaign as ``run.json`` lists it, one entry per namespace."""
+    found = []
+    for cell in cells:
+        for namespace in namespaces(plan_workload):
+            target = cell.metadata if namespace == "metadata" else cell.data
+            entry: dict[str, Any] = {
+                "backend": target.backend,
+                "setting": target.setting,
+                "tier": _tier(target, prepared),
+                "namespace": namespace,
+                "workload": plan_workload,
+                "fault": cell.fault,
+                "lane": cell.lane,
+                "host": host,
+                "by_name": cell.by_name,
+            }
+            if cell.verdict is not None:
+                entry |= {"verdict": cell.verdict, "why": cell.why}
+            found.append(entry)
+    return found
+
+
+def _tier(target: Target, prepared: Mapping[Target, Prepared]) -> str:
+    if target.setting == "*":
+        return "–"
+    _, setting = target.load()
+    if setting is not None:
+        return setting.promise.tier
+    promise = prepared[target].promise if target in prepared else None
+    return promise.tier if promise else "T0"

@@ -1,0 +1,70 @@
+"""What a campaign runs when nobody says otherwise: the profiles ``quick`` and ``full``, or a TOML file of yours."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SHIPPED = ("quick", "full")
+
+
+class ProfileError(ValueError):
+    """A profile that does not exist or does not say what it must; the message names every mistake."""
+
+
+class Controls(BaseModel):
+    """Settings whose outcome is known beforehand, as ``backend:setting``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    negative: str
+    positive: str
+    detector: str
+
+
+class Profile(BaseModel):
+    """A time budget (``budget_s``) or a number of trials per cell (``trials``, and ``dear_trials`` for slow settings)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    backends: Annotated[list[str], Field(min_length=1)]
+    faults: Annotated[list[str], Field(min_length=1)]
+    controls: Controls
+    workload: str = "agent"
+    writers: Annotated[int, Field(ge=1, le=64)] = 1
+    budget_s: Annotated[float, Field(gt=0)] | None = None
+    trials: Annotated[int, Field(ge=1)] | None = None
+    dear_trials: Annotated[int, Field(ge=1)] | None = None
+    dear_every_rounds: Annotated[int, Field(ge=1)] = 1
+    at_once: Annotated[int, Field(ge=1, le=64)] = 2
+    puts: Annotated[int, Field(ge=1)] = 100
+    write_s: Annotated[float, Field(gt=0)] = 0.5
+
+    @model_validator(mode="after")
+    def _budget_or_trials(self) -> Profile:
+        if (self.budget_s is None) == (self.trials is None):
+            message = "give either budget_s or trials"
+            raise ValueError(message)
+        return self
+
+
+def load(name: str) -> Profile:
+    """The shipped profile of that name, or the TOML file. ProfileError."""
+    try:
+        if name in SHIPPED:
+            text = (files("durabench") / "profiles" / f"{name}.toml").read_text()
+        else:
+            text = Path(name).read_text()
+        return Profile.model_validate(tomllib.loads(text))
+    except FileNotFoundError:
+        message = f"no profile {name!r}; there are {', '.join(SHIPPED)}, or give a TOML file"
+        raise ProfileError(message) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"profile {name}: {error}"
+        raise ProfileError(message) from error
+    except ValidationError as error:
+        mistakes = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'profile'}: {e['msg']}" for e in error.errors())
+        message = f"profile {name}: {mistakes}"
+        raise ProfileError(message) from None

@@ -1,0 +1,287 @@
+"""The command ``run`` from what was asked to an exit status; also ``--resume`` and ``replay``, which run the same trials.
+
+Everything that can be refused is refused before anything is started.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from durabench import campaign, judgement, profile, results, schedule
+from durabench.campaign import Campaign, Ground, Interrupted, Prepared
+from durabench.service import promise_from
+from durabench.trial import Outcome, TrialPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from durabench.row import Row
+    from durabench.schedule import Asked, Cell
+    from durabench.service import Target
+
+LOCAL = Path("results") / "local"
+OLDEST_LINUX = (5, 3)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person chose about where and how, beside what is tested."""
+
+    asked: Asked
+    profile: str = "quick"
+    directory: Path | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    driver: str = "forked"
+    command: Sequence[str] = field(default_factory=lambda: sys.argv)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run ended: its folder, still open, whether it was interrupted, and what stands against trusting it (exit 3)."""
+
+    folder: results.Folder
+    not_run: Sequence[Cell] = ()
+    interrupted: bool = False
+    doubts: Sequence[str] = ()
+
+
+class Unsupported(RuntimeError):
+    """This system cannot run trials (exit 3)."""
+
+
+def require_linux() -> None:
+    """Unsupported unless this is Linux of a version that has pidfds for all."""
+    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
+    if platform.system() != "Linux" or release < OLDEST_LINUX:
+        message = f"trials need Linux 5.3 or newer, this is {platform.system()} {platform.release()}; report and judge work here"
+        raise Unsupported(message)
+
+
+def new_seed() -> int:
+    """A seed nobody chose."""
+    return secrets.randbelow(1 << 31)
+
+
+def run(options: Options, say: Callable[[str], None], progress: Callable[[int, int, str], None]) -> Ran:
+    """Prepare, run, and write the folder up to but without ``done.json`` (`finish` does, when the exit status is known).
+
+    Raises what the CLI turns into one line: UsageError, ProfileError, UnknownBackend, results.REFUSALS, ResultsFull, …
+    """
+    require_linux()
+    if options.resume:
+        options = _as_begun(options)
+    chosen = profile.load(options.profile)
+    asked = options.asked
+    cells = schedule.cells(asked, chosen)
+    plans = schedule.plans(cells, asked, chosen)
+    place = options.directory or (options.out.parent if options.out else LOCAL)
+    ground = _ground(place, options)
+    # One pool for everything: what a thread has started dies when that thread ends.
+    executor = ThreadPoolExecutor(chosen.at_once)
+    try:
+        facts = results.machine_facts(ground.scratch)
+        host = facts["id"]
+        say(f"seed {asked.seed}; disk under test: {facts['filesystem']} on {facts['device']['name']} at {place}")
+        prepared = _prepare_all(cells, plans, ground, asked.workload or chosen.workload, executor, say)
+        cells = [_not_up(cell, prepared) for cell in cells]
+        document = _run_json(options, asked, plans, cells, prepared, facts)
+        folder = _folder(options, document, host)
+        say(f"results go to {folder.path}")
+        doubts = _doubts(facts, options)
+        budget_s = None if asked.trials else asked.budget_s or chosen.budget_s
+        going = Campaign(
+            folder,
+            ground,
+            cells,
+            _runnable(plans, cells),
+            prepared,
+            host,
+            asked.seed,
+            budget_s,
+            chosen.dear_trials,
+            chosen.dear_every_rounds,
+            executor,
+            chosen.at_once,
+            say,
+            progress,
+            latency_matters=facts["latency"] is None,
+        )
+        return _carry_out(going, options, doubts)
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        ground.close()
+
+
+def _as_begun(options: Options) -> Options:
+    """The options of the run that is to be resumed, as its ``run.json`` has them."""
+    begun = results.Folder.open(options.resume or LOCAL).run
+    asked = {name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()}
+    directory = Path(begun["directory"]) if begun["directory"] else None
+    return replace(options, asked=schedule.Asked(**asked), profile=begun["profile"], directory=directory, driver=begun["driver"])
+
+
+def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
+    only = frozenset(going.folder.remaining()) if options.resume else None
+    try:
+        going.run(only)
+    except Interrupted:
+        going.folder.close()
+        return Ran(going.folder, interrupted=True)
+    doubts += [f"a control failed: {row['control']}" for row in going.control_rows if judgement.doubtful(row)]
+    return Ran(going.folder, going.not_run(), doubts=doubts)
+
+
+def _ground(place: Path, options: Options) -> Ground:
+    try:
+        return Ground(place, options.driver)
+    except OSError as error:
+        message = f"the disk under test, {place}, cannot be written to: {error.strerror}; choose another with --dir"
+        raise schedule.UsageError(message) from error
+
+
+def _prepare_all(  # noqa: PLR0913, PLR0917 - all of it is needed once
+    cells: Sequence[Cell], plans: Sequence[TrialPlan], ground: Ground, workload: str, executor: Executor, say: Callable[[str], None]
+) -> dict[Target, Prepared]:
+    """Bring every target up once, several at a time: what does not come up is known before the first trial."""
+    wanted = {target for cell in cells if cell.verdict is None for target in cell.targets}
+    wanted |= {target for plan in plans for target in plan.targets.values()}
+    began = time.monotonic()
+    found = list(executor.map(lambda target: campaign.prepare(target, ground, workload), sorted(wanted, key=str)))
+    say(f"brought up {len(found)} settings once in {time.monotonic() - began:.0f} s")
+    for one in found:
+        if one.why_not:
+            say(f"{one.target.label} does not come up: {one.why_not}")
+    return {one.target: one for one in found}
+
+
+def _not_up(cell: Cell, prepared: Mapping[Target, Prepared]) -> Cell:
+    whys = [why for target in cell.targets if target in prepared and (why := prepared[target].why_not)]
+    return schedule.not_run(cell, whys[0]) if whys and cell.verdict is None else cell
+
+
+def _runnable(plans: Sequence[TrialPlan], cells: Sequence[Cell]) -> list[TrialPlan]:
+    live = {(*cell.targets, cell.fault) for cell in cells if cell.verdict is None}
+    return [plan for plan in plans if plan.control or (plan.metadata, plan.data, plan.fault) in live]
+
+
+def _doubts(facts: Mapping[str, Any], options: Options) -> list[str]:
+    if facts["latency"] is None or options.directory is not None:
+        return []
+    return [f"{facts['latency']}, and nobody chose it; choose the disk under test with --dir"]
+
+
+def _run_json(  # noqa: PLR0913, PLR0917 - all of it goes into one document
+    options: Options,
+    asked: Asked,
+    plans: Sequence[TrialPlan],
+    cells: Sequence[Cell],
+    prepared: Mapping[Target, Prepared],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    workload = plans[-1].workload if plans and plans[-1].control is None else asked.workload or "agent"
+    return {
+        "profile": options.profile,
+        "seed": asked.seed,
+        "command": results.redact_argv(list(options.command)),
+        "commit": results.commit_facts(),
+        "machine": dict(facts),
+        "versions": {one.target.label: _versions(one) for one in prepared.values()},
+        "targets": {one.target.label: one.as_json() for one in prepared.values()},
+        "promises": {label: promise for label, promise in _promises(prepared).items()},
+        "driver": options.driver,
+        "asked": asdict(asked),
+        "directory": None if options.directory is None else str(options.directory),
+        "cells": campaign.cells_json(cells, prepared, workload, str(facts["id"])),
+        "plan": [plan.as_json() for plan in plans],
+    }
+
+
+def _versions(one: Prepared) -> dict[str, Any]:
+    found = {fact.id: fact.value for fact in one.facts if fact.id.endswith("version")}
+    return {**found, **{f"sha256 of {name}": digest for name, digest in one.programs.items()}}
+
+
+def _promises(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
+    """What every target is judged by, so that a stored history can be judged again by the same words."""
+    found = {}
+    for target, one in prepared.items():
+        _, setting = target.load()
+        promise = setting.promise if setting else one.promise
+        if promise is not None:
+            found[target.label] = {**campaign.promise_json(promise), "versions": bool(setting and setting.versions)}
+    return found
+
+
+def _folder(options: Options, document: Mapping[str, Any], host: str) -> results.Folder:
+    if options.resume:
+        return results.Folder.resume(options.resume, document)
+    if options.out:
+        folder = results.Folder.create_at(options.out)
+    else:
+        folder = results.Folder.create(LOCAL, options.profile, host)
+    folder.begin(document)
+    return folder
+
+
+def replay(folder: results.Folder, trial: int, directory: Path | None, say: Callable[[str], None]) -> list[Row]:
+    """Run one stored plan row again, here and now, and return its rows; nothing is written to the folder."""
+    require_linux()
+    planned = {row["trial"]: row for row in folder.run["plan"]}
+    if trial not in planned:
+        message = f"{folder.path} has no trial {trial}; it planned {len(planned)}, numbered from 0"
+        raise schedule.UsageError(message)
+    plan = replace(TrialPlan.from_json(planned[trial]), attempt=2)
+    ground = Ground(directory or folder.path.parent)
+    outcomes: list[Outcome] = []
+    failures: list[str] = []
+
+    def tell(mail: Any) -> None:  # noqa: ANN401 - an outcome, or a visit and why
+        if isinstance(mail, Outcome):
+            outcomes.append(mail)
+        else:
+            failures.append(mail[1])
+
+    try:
+        prepared = {target: campaign.prepare(target, ground, plan.workload) for target in set(plan.targets.values())}
+        say(f"trial {trial}: {plan.metadata.label} {plan.fault}, seed {plan.seed}, victim put {plan.victim}")
+        campaign.run_visit(schedule.Visit([plan]), ground, tell, threading.Event())
+    finally:
+        ground.close()
+    if failures:
+        raise campaign.HarnessError(failures[0])
+    held = campaign.held(plan, prepared)
+    return judgement.rows(outcomes[0], held, folder.run["machine"]["id"], str(folder.path))
+
+
+def judge_again(folder: results.Folder) -> list[tuple[Row, Row]]:
+    """Every recorded row with the row that its stored history gives now. Runs nothing."""
+    run_json = folder.run
+    plans = {row["trial"]: TrialPlan.from_json(row) for row in run_json["plan"]}
+    found = []
+    rows: dict[int, list[Row]] = {}
+    for row in folder.trials():
+        rows.setdefault(row["trial"], []).append(row)
+    for trial, recorded in rows.items():
+        plan = plans[trial]
+        events = folder.history(trial, recorded[0]["attempt"])
+        held = {name: _held_again(run_json["promises"][target.label]) for name, target in plan.targets.items()}
+        outcome = Outcome(plan, events, driver=str(recorded[0]["driver"]))
+        again = {row["namespace"]: row for row in judgement.rows(outcome, held, recorded[0]["host"], str(folder.path))}
+        found += [(row, again[row["namespace"]]) for row in recorded]
+    return found
+
+
+def _held_again(stored: Mapping[str, Any]) -> judgement.Held:
+    return judgement.Held(promise_from(stored), bool(stored["versions"]))
+
+
