@@ -39,6 +39,7 @@ able = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
 print("old" if sys.version_info < {} else "bare" if not able else "good")
 print("%d.%d" % sys.version_info[:2])
 print(getattr(sys, "_base_executable", None) or sys.executable)
+print("with pip" if importlib.util.find_spec("pip") else "without pip")
 """.format(OLDEST)
 """Asks an interpreter whether it is new enough and can make environments, and for the one behind it."""
 
@@ -74,10 +75,10 @@ def become(python: str, arguments: List[str]) -> None:
     if arguments[:1] == ["test"]:
         os.chdir(ROOT)
         # With arguments of one's own pytest is left alone: -x, --pdb or a single file behave as usual.
-        argv = [python, "-m", "pytest"] + (arguments[1:] or ["-n", "2", "--dist", "loadfile"])
+        argv = [python, "-m", "pytest", *(arguments[1:] or ["-n", "2", "--dist", "loadfile"])]
     else:
         # -P: a file in the caller's directory must not stand in for a library of the same name.
-        argv = [python, "-P", "-m", "durabench"] + arguments
+        argv = [python, "-P", "-m", "durabench", *arguments]
     sys.stderr.flush()
     os.execve(python, argv, clean_environment(()))
 
@@ -186,7 +187,7 @@ def locked(path: str) -> Iterator[int]:
     deadline = time.monotonic() + DEADLINE_S
     told = False
     try:
-        file = open(path, "a", encoding="utf-8")
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - only the opening may fail in this way
     except OSError as error:
         raise SetupFailed(
             "{}; mend: remove that file, or set DURABENCH_VENV to a folder of your own".format(error)
@@ -239,10 +240,10 @@ def set_up(directory: str, lock: int) -> None:
 def make(directory: str, lock: int) -> None:
     """Leave an environment with pip in it. What an interrupted set-up left is removed, what a person made is mended."""
     unfinished = os.path.join(directory, UNFINISHED)
-    sound = not os.path.exists(unfinished) and assess(interpreter_of(directory))[0] == "good"
-    if not sound:
+    state, _, _, pip_there = assess(interpreter_of(directory))
+    if os.path.exists(unfinished) or state != "good" or not pip_there:
         base = base_interpreter()
-        say("setting up {} with {} (once, about a minute)".format(directory, base))
+        say("setting up {} with {} (once, a minute or two)".format(directory, base))
         clear(directory)
         write(unfinished, "")
         check([base, "-m", "venv", directory], "python3 -m venv", lock, None)
@@ -270,7 +271,7 @@ def base_interpreter() -> str:
     """An interpreter that is new enough and can make environments: the one behind this process, or one on PATH."""
     bare = ""
     for path in [sys.executable, *filter(None, map(shutil.which, NAMES))]:
-        state, version, base = assess(path)
+        state, version, base, _ = assess(path)
         if state == "good":
             return base
         if state == "bare":
@@ -282,8 +283,8 @@ def base_interpreter() -> str:
     raise SetupFailed(message.format(*OLDEST + sys.version_info[:2]))
 
 
-def assess(python: str) -> Tuple[str, str, str]:
-    """What an interpreter says of itself: good, bare, old or absent; its version; the interpreter behind it."""
+def assess(python: str) -> Tuple[str, str, str, bool]:
+    """What an interpreter says of itself: good, bare, old or absent; version; the one behind it; whether it has pip."""
     try:
         asked = subprocess.run(
             [python, "-c", ASSESS],
@@ -294,10 +295,10 @@ def assess(python: str) -> Tuple[str, str, str]:
             timeout=60,
             check=True,
         )
-        state, version, base = asked.stdout.decode().splitlines()
+        state, version, base, pip_there = asked.stdout.decode().splitlines()
     except (OSError, ValueError, subprocess.SubprocessError):
-        return "absent", "", ""
-    return state, version, base
+        return "absent", "", "", False
+    return state, version, base, pip_there == "with pip"
 
 
 def pip(directory: str, lock: int, what: str, arguments: List[str]) -> None:
@@ -319,7 +320,7 @@ class Progress:
             self.collected += 1
             if self.collected % 20 == 1:
                 say("  fetching {} …".format(words[1].split("==")[0]))
-        if words[:2] == ["Installing", "collected"]:
+        if words[:2] == ["Installing", "collected"] and len(words) > 4:
             say("  installing {} packages".format(len(words) - 3))
 
 
@@ -374,11 +375,11 @@ def mend(lines: List[str]) -> str:
     if "ensurepip" in said:
         return "sudo apt-get install -y python3-venv"
     if NETWORK.search(said):
-        return "there is no connection to the package index; connect, or point pip at a mirror (PIP_INDEX_URL, PIP_FIND_LINKS)"
+        return "no connection to the package index; connect, or point pip at a mirror (PIP_INDEX_URL, PIP_FIND_LINKS)"
     if "DO NOT MATCH THE HASHES" in said:
         return "the index or mirror serves other files than requirements.lock names; use one that serves the originals"
     if "No matching distribution" in said:
-        return "there is no such wheel for this machine or Python, or the index does not answer; try CPython 3.11 to 3.13 on x86-64"
+        return "no such wheel for this machine or Python, or the index does not answer; try CPython 3.13 on x86-64"
     return "see the lines above, then start again"
 
 
