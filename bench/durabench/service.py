@@ -61,12 +61,19 @@ class Service:
     @property
     def backend(self) -> Backend:
         """The adapter itself, for what needs no contact: its commands, its settings."""
-        found, setting = self.target.load()
+        found, _ = self.target.load()
         if self.target.url:
             return found.from_url(self.target.url)
+        return found(self.setting, self.root, self._port)
+
+    @property
+    def setting(self) -> Setting:
+        """The setting it runs under. LookupError for somebody's backend, which has none of ours."""
+        _, setting = self.target.load()
         if setting is None:
-            raise AssertionError
-        return found(setting, self.root, self._port)
+            message = f"{self.target.backend} at a URL runs under its owner's settings"
+            raise LookupError(message)
+        return setting
 
     def _port(self, name: str) -> int:
         self._ports[name] = self.machine.port(f"{self.root.name}/{name}")
