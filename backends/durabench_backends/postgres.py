@@ -104,6 +104,7 @@ UNLOGGED = "unlogged"
 class Postgres:
     """A PostgreSQL server of ours in ``root/data``, or somebody's by URL."""
 
+    imports: ClassVar[Sequence[str]] = ("psycopg",)
     settings: ClassVar[Sequence[Setting]] = (
         _setting("on", {}),
         _setting("off", {"synchronous_commit": "off"}),

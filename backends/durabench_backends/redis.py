@@ -154,6 +154,7 @@ def _backend(engine: Engine) -> type[Backend]:  # noqa: C901 - the branches are 
     class Server:
         """A server of ours in ``root``, or somebody's by URL."""
 
+        imports: ClassVar[Sequence[str]] = ("redis",)
         settings: ClassVar[Sequence[Setting]] = tuple(_setting(engine, name) for name in OPTIONS)
 
         def __init__(
