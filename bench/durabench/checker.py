@@ -357,11 +357,14 @@ class _KeyHistory:
         return self._is("phantom", f"{how}, and was never put")
 
     def _whole(self, matching: Sequence[Attempt]) -> _Key:
-        """It reads what a put wrote, whole. Tiny values may be equal: then the most innocent put counts."""
+        """It reads what a put wrote, whole. Tiny values may be equal: the put that is best for the store counts."""
         legal = [put for put in matching if put.op.sequence in self.legal()]
         attempted = [put for put in matching if put.outcome != "fail"]
         if legal:
-            return _Key(current=legal[0], whole=legal[:1])
+            return _Key(current=legal[-1], whole=attempted[:1])
+        doubtful = [put for put in self.puts if put in self.doubts]
+        if doubtful and self.value is not None and not self.value.blocks and self._is_torn_tiny(self.value, doubtful):
+            return self._damaged(self._damage(self.value))  # as well the beginning of a put in doubt
         if not attempted:
             return self._is("phantom", f"reads put {matching[0].op.sequence}, which failed")
         read = attempted[-1]
@@ -370,7 +373,7 @@ class _KeyHistory:
         if self.is_deleted():
             text = f"reads put {read.op.sequence}, although deleted by {self.last_sequence}"
             wrong = _Wrong("resurrected", self.key, text)
-        return _Key([wrong], current=read, whole=[read])
+        return _Key([wrong], current=read, whole=attempted[:1])
 
     def _damaged(self, found: _Damage) -> _Key:
         if self.listed and all(put.outcome == "fail" for put in self.puts):
@@ -390,7 +393,9 @@ class _KeyHistory:
     def _is_of(self, value: Value, put: Attempt) -> bool:
         """Blocks of one put are that put. Else the digest decides, so that a value is never called damaged in error."""
         who = {sequence for sequence, _ in value.blocks}
-        return who == {put.op.sequence} or (not (len(who) == 1 and min(who) >= 0) and value.sha256 == self._digest(put))
+        if len(who) == 1 and min(who) >= 0 and value.length % payload.BLOCK_BYTES != payload.STAMP_BYTES:
+            return who == {put.op.sequence}
+        return value.sha256 == self._digest(put)
 
     def _digest(self, put: Attempt, length: int | None = None) -> str:
         op = put.op
@@ -406,17 +411,17 @@ class _KeyHistory:
         if any(one >= 0 and one not in puts for one in who):
             kind: Kind = "phantom" if len(who) == 1 else "corrupt"
             return _Damage(kind, f"reads {text}, which were never put there", explained=False)
-        if payload.CORRUPT in who or payload.FOREIGN in who or not (who or self._is_torn_tiny(value)):
+        if payload.CORRUPT in who or payload.FOREIGN in who or not (who or self._is_torn_tiny(value, self.puts)):
             # A block that was cut in two reads as corrupt or foreign; nothing but foreign blocks is nobody's tear.
             return _Damage("corrupt", f"is corrupt: {text}", explained=bool(self.doubts) and who != {payload.FOREIGN})
         own = {attempt.op.sequence for attempt in (self.last, *self.doubts) if attempt} | {payload.ZERO}
         return _Damage("torn", f"is torn: {text}", explained=bool(self.doubts) and who <= own)
 
-    def _is_torn_tiny(self, value: Value) -> bool:
-        """Whether a value without a stamp is empty, zeros, or the beginning of something that was put."""
+    def _is_torn_tiny(self, value: Value, puts: Sequence[Attempt]) -> bool:
+        """Whether a value without a stamp is empty, zeros, or the beginning of one of the puts."""
         zeros = value.sha256 == payload.digest(bytes(value.length))
         return zeros or any(
-            value.sha256 == self._digest(put, value.length) for put in self.puts if put.op.size > value.length
+            value.sha256 == self._digest(put, value.length) for put in puts if put.op.size > value.length
         )
 
     # Versions.

@@ -15,6 +15,8 @@ from itertools import groupby
 BLOCK_BYTES = 512
 _STAMP = struct.Struct("<4sIIQI")  # magic, sequence, block, size, crc32 of what this payload is of
 _MAGIC = b"dbck"
+STAMP_BYTES = _STAMP.size
+"""A shorter value carries no stamp; a block of just this length has nothing but its stamp to vouch for it."""
 
 ZERO, CORRUPT, FOREIGN = -1, -2, -3
 """In place of a sequence: zeros; a stamped block whose bytes are not what was put; a block of something else."""

@@ -511,6 +511,24 @@ def test_two_tiny_values_that_are_equal_are_read_in_favour_of_the_store(story):
     assert counts(story.find()) == {}
 
 
+def test_a_tiny_value_that_may_be_an_older_one_is_no_survivor(story):
+    story.put("a", size=0)
+    story.put("b")
+    story.put("a", size=0)
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 1}
+
+
+def test_an_empty_value_may_be_the_beginning_of_a_put_in_doubt(story):
+    old = story.put("a", size=0)
+    story.put("a")
+    story.left("a", old)
+    assert counts(story.find()) == {"stale": 1}
+    story.doubtful("a")
+    assert counts(story.find()) == {"torn": 1}
+    assert story.judge(LOOSE).verdict == "kept"
+
+
 def test_the_end_of_a_payload_that_is_zero_by_chance_is_whole(story):
     by_chance = next(seed for seed in range(10_000) if payload.make(seed, METADATA, "a", 1, 513)[-1] == 0)
     story = Story(seed=by_chance)
