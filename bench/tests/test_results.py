@@ -378,7 +378,7 @@ def test_a_complete_run_never_changes_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    "change, named",
     [
         ({"machine": {**MACHINE, "id": "ffffffff"}}, "machine was 0a1b2c3d, is ffffffff"),
         ({"versions": {"engine": {"version": "9.2", "sha256": "ab"}}}, "versions.engine.version was 9.1, is 9.2"),
@@ -424,7 +424,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "shown"), SECRETS)
+@pytest.mark.parametrize("text, shown", SECRETS)
 def test_secrets_are_taken_out(text, shown):
     assert results.redact(text) == shown
     assert results.redact(shown) == shown

@@ -1,0 +1,94 @@
+"""The table on a terminal: rich where there is one, plain text where the output is piped."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from durabench.report import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from durabench.report.layout import Grid, Json, Line
+
+PLAIN_WIDTH = 120
+_STYLES = {"kept": "blue", "within": "cyan", "broken": "bold dark_orange", "unknown": "yellow"}
+_BETWEEN = 2
+
+
+def table(document: Json, console: Console) -> None:
+    """Print a document: where it was measured, a table per workload, findings, what was not judged, the pick."""
+    for line in layout.header(document):
+        _say(console, line, "dim")
+    for grid in layout.grids(document):
+        console.print()
+        console.print(_table(grid, _two_lines(grid, console.width)))
+    for line in layout.LEGEND:
+        _say(console, line, "dim")
+    for lines in (layout.findings(document), layout.not_judged(document), layout.pick_lines(document)):
+        if lines:
+            console.print()
+        for line in lines:
+            _say(console, line, "bold" if line.startswith("pick:") else "")
+    goal = layout.goal_line(document)
+    if goal:
+        console.print()
+        _say(console, goal, "dim")
+
+
+def text(document: Json, width: int = PLAIN_WIDTH) -> str:
+    """The same as plain text."""
+    sink = StringIO()
+    table(document, Console(file=sink, width=width, no_color=True, highlight=False, emoji=False, markup=False))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+def _say(console: Console, line: str, style: str) -> None:
+    # Text, not str: what a server says may look like markup. soft_wrap: a path must be copied in one piece.
+    console.print(Text(line, style=style), soft_wrap=True)
+
+
+def _columns(grid: Grid) -> list[str]:
+    return ["setting", "tier", "part", *grid.columns, "put / floor", "p99", "B/B"]
+
+
+def _texts(line: Line, joined: str) -> list[str]:
+    faults = [joined.join(parts) for parts in line.faults]
+    return [f"  {line.setting}", line.tier, line.namespace, *faults, line.p50, line.p99, line.bytes_per_byte]
+
+
+def _two_lines(grid: Grid, width: int) -> bool:
+    """Whether verdict and figures must stand below each other, for the table to fit."""
+    rows = [_columns(grid), *(_texts(line, " ") for line in grid.lines)]
+    widest = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return sum(widest) + _BETWEEN * (len(widest) - 1) > width
+
+
+def _table(grid: Grid, two_lines: bool) -> Table:
+    made = Table(
+        title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, _BETWEEN, 0, 0)
+    )
+    figures = len(grid.columns) + 3
+    for number, name in enumerate(_columns(grid)):
+        made.add_column(name, justify="right" if number >= figures else "left", no_wrap=number < 3)
+    backend = None
+    for line in grid.lines:
+        if line.backend != backend:
+            if backend is not None:
+                made.add_section()
+            backend = line.backend
+            made.add_row(Text(backend, style="bold"))
+        made.add_row(*_cells(line, "\n" if two_lines else " "))
+    return made
+
+
+def _cells(line: Line, joined: str) -> Sequence[Text]:
+    texts = _texts(line, joined)
+    styles = ["", "", "dim", *(_STYLES.get(verdict, "dim") for verdict in line.verdicts), "", "", ""]
+    return [Text(each, style=style) for each, style in zip(texts, styles, strict=True)]
