@@ -16,9 +16,9 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import pwd
-import json
 import select
 import shutil
 import signal
@@ -107,7 +107,7 @@ class Agent:
             yield
         except OSError as error:
             self._channel.send({"id": number, "error": str(error), "errno": error.errno or errno.EIO})
-        except Exception as error:  # noqa: BLE001  whatever went wrong is the controller's to know
+        except Exception as error:
             self._channel.send({"id": number, "error": f"{type(error).__name__}: {error}", "errno": 0})
 
     # -- small requests ---------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Agent:
             with contextlib.suppress(OSError):
                 time.clock_settime(time.CLOCK_REALTIME, now)
         seed = base64.b64decode(entropy)
-        with contextlib.suppress(OSError), open("/dev/urandom", "wb", buffering=0) as urandom:
+        with contextlib.suppress(OSError), Path("/dev/urandom").open("wb", buffering=0) as urandom:
             fcntl.ioctl(urandom, RNDADDENTROPY, struct.pack("ii", len(seed) * 8, len(seed)) + seed)
             fcntl.ioctl(urandom, RNDRESEEDCRNG)
 
@@ -152,8 +152,9 @@ class Agent:
 
     # -- processes --------------------------------------------------------------------------------------------------
 
-    def start(  # noqa: PLR0913  a process has that many sides
+    def start(
         self,
+        *,
         process: int,
         argv: list[str],
         env: dict[str, str],
@@ -161,7 +162,7 @@ class Agent:
         user: str | None,
         stdin: str | None,
     ) -> int:
-        """Start a process that reports its lines; gives its process id here. `stdin` None leaves it open for `write`."""
+        """Start a process that reports its lines; gives its process id here. `stdin` None: left open for `write`."""
         started = self._popen(argv, env, cwd, user)
         self._processes[process] = started
         readers = [
@@ -172,10 +173,12 @@ class Agent:
             reader.start()
         threading.Thread(target=self._reap, args=(process, started, readers), daemon=True).start()
         if stdin is not None:
-            threading.Thread(target=_feed, args=(started, stdin.encode("utf-8", "surrogateescape")), daemon=True).start()
+            threading.Thread(
+                target=_feed, args=(started, stdin.encode("utf-8", "surrogateescape")), daemon=True
+            ).start()
         return started.pid
 
-    def write(self, process: int, data: str, close: bool) -> None:  # noqa: FBT001  from JSON
+    def write(self, process: int, data: str, close: bool) -> None:
         """Write to a process's standard input, and close it."""
         stdin = self._processes[process].stdin
         assert stdin is not None
@@ -185,7 +188,7 @@ class Agent:
         if close:
             stdin.close()
 
-    def signal(self, process: int, number: int, tree: bool) -> int:  # noqa: FBT001  from JSON
+    def signal(self, process: int, number: int, tree: bool) -> int:
         """Signal a process, or stop, list again and signal all its descendants; gives how many were signalled."""
         started = self._processes[process]
         if not tree:
@@ -201,8 +204,9 @@ class Agent:
                 count += _signal_tree(started.pid, signal.SIGKILL)
         return count
 
-    def run(  # noqa: PLR0913
+    def run(
         self,
+        *,
         argv: list[str],
         env: dict[str, str],
         cwd: str,
@@ -379,7 +383,7 @@ def _forget_btrfs() -> None:
     # The kernel remembers every btrfs it has seen by its id, and refuses an image with an older generation than that:
     # a crash state of an earlier position would "not mount" for no fault of its own.
     with contextlib.suppress(OSError), open("/dev/btrfs-control", "r+b", buffering=0) as control:  # noqa: PTH123
-        fcntl.ioctl(control, BTRFS_IOC_FORGET_DEV, bytes(4096))
+        fcntl.ioctl(control, BTRFS_IOC_FORGET_DEV, bytearray(4096))
 
 
 def _descendants(root: int) -> list[int]:

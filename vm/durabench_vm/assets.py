@@ -132,7 +132,9 @@ def _given_kernel() -> tuple[Path, Path] | None:
     )
     if not kernel.is_file() or not modules.is_dir():
         absent = kernel if not kernel.is_file() else modules
-        message = f"{absent}: not there; set DURABENCH_KERNEL to a vmlinuz and DURABENCH_MODULES to its /lib/modules folder"
+        message = (
+            f"{absent}: not there; set DURABENCH_KERNEL to a vmlinuz and DURABENCH_MODULES to its /lib/modules folder"
+        )
         raise MissingAsset(message)
     return kernel, modules
 

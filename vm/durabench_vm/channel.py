@@ -1,4 +1,4 @@
-"""The controller's side of the agent's line: requests with deadlines, processes with lines. Nothing here waits for ever."""
+"""The controller's side of the agent's line: requests with deadlines, processes with lines. Every wait ends."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Channel:
             self.check()
         raise self.lost(f"no greeting in {deadline_s:.0f} s")
 
-    def request(self, do: str, wait_s: float = REQUEST_S, **arguments: object) -> Any:  # noqa: ANN401  JSON
+    def request(self, do: str, wait_s: float = REQUEST_S, **arguments: object) -> Any:
         """Have `do` done; gives its result. AgentError where it failed, GuestLost where no answer comes."""
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with self._state_lock:
@@ -174,7 +174,7 @@ class Channel:
             raise AgentError(answer["error"], answer["errno"])
         return answer["result"]
 
-    def start(  # noqa: PLR0913  a process has that many sides
+    def start(
         self,
         argv: Sequence[str],
         *,
@@ -197,7 +197,7 @@ class Channel:
         )
         return process
 
-    def run(  # noqa: PLR0913
+    def run(
         self,
         argv: Sequence[str],
         *,

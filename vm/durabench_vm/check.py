@@ -102,7 +102,7 @@ class Place(Protocol):
     @property
     def root(self) -> str: ...
 
-    def start(  # noqa: PLR0913, D102
+    def start(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
@@ -114,7 +114,7 @@ class Place(Protocol):
         on_line: Callable[[str], None] | None = None,
     ) -> GuestProcess: ...
 
-    def run(  # noqa: PLR0913, D102
+    def run(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
@@ -125,11 +125,11 @@ class Place(Protocol):
         deadline_s: float = 60.0,
     ) -> Completed: ...
 
-    def send(self, files: Mapping[str, bytes], *, user: str | None = None) -> None: ...  # noqa: D102
+    def send(self, files: Mapping[str, bytes], *, user: str | None = None) -> None: ...
 
-    def address(self, port: int) -> tuple[str, int]: ...  # noqa: D102
+    def address(self, port: int) -> tuple[str, int]: ...
 
-    def facts(self) -> Mapping[str, object]: ...  # noqa: D102
+    def facts(self) -> Mapping[str, object]: ...
 
 
 class Lane(Protocol):
@@ -149,20 +149,20 @@ class Lane(Protocol):
         """End all that runs. May be called twice."""
 
 
-def check_states(  # noqa: PLR0913  the parts of one campaign step
+def check_states(
     lane: Lane,
-    base_image: Path,
     recording: Recording,
     states: Iterable[CrashState],
-    filesystem: Filesystem,
-    job: Job | Callable[[CrashState], Job] | Callable[[Place], Any],
-    folder: RunFolder,
     *,
-    per_state: bool = False,
+    base_image: Path,
+    filesystem: Filesystem,
+    job_of: Callable[[CrashState], Job | Callable[[Place], Any]],
+    folder: RunFolder,
     user: str | None = None,
 ) -> Iterator[tuple[CrashState, Checked | Finding]]:
-    """Build and check many states of one recording, fastest in ascending position. With `per_state`, `job` is asked
-    for the Job of each state (its own request, say).
+    """Build and check many states of one recording, one by one; fastest in ascending position.
+
+    `job_of` gives what to do with each, a Job with its own request, say. The images lie in `folder` for their moment.
     """
     name = f"{os.getpid()}-{time.monotonic_ns()}"
     image = folder.path / f"crash-{name}.img"
@@ -170,8 +170,7 @@ def check_states(  # noqa: PLR0913  the parts of one campaign step
         try:
             for state in states:
                 builder.build(state, image)
-                todo: Any = job(state) if per_state else job  # type: ignore[operator,arg-type]
-                yield state, lane.check(image, filesystem, todo, user=user)
+                yield state, lane.check(image, filesystem, job_of(state), user=user)
         finally:
             image.unlink(missing_ok=True)
 
@@ -432,7 +431,7 @@ class HostPlace:
         """Unmount. AgentError: busy."""
         self.channel.request("unmount", deadline_s + MOUNT_S, target=self.root, device=None, deadline_s=deadline_s)
 
-    def start(  # noqa: PLR0913  a process has that many sides
+    def start(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
@@ -448,7 +447,7 @@ class HostPlace:
             self.send(files, user=user)
         return self.channel.start(argv, env=env, stdin=stdin, cwd=cwd, user=user, on_line=on_line)
 
-    def run(  # noqa: PLR0913
+    def run(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,

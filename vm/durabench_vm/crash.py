@@ -156,7 +156,7 @@ def enumerate_states(
     return tuple(CrashState(position, Mode.MASK, mask, unit, lie_from) for mask in range(1 << count))
 
 
-def sample_states(  # noqa: PLR0913  each is a choice of the plan
+def sample_states(
     recording: Recording,
     count: int,
     seed: int,

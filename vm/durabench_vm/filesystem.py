@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def base_image(filesystem: Filesystem, cache: Path, *, size_bytes: int | None = 
     """An empty formatted image from the cache; made once for a name, size, unit and mkfs. Never written to: copy it."""
     program = need_program(PROGRAMS[filesystem.name])
     size = size_bytes or SIZES[filesystem.name]
-    stamp = os.stat(program)
+    stamp = Path(program).stat()
     text = f"{filesystem.name} {size} {unit_bytes} {stamp.st_size} {stamp.st_mtime_ns}"
     folder = cache / "base"
     image = folder / f"{filesystem.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.img"

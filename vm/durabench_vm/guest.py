@@ -13,7 +13,6 @@ import json
 import os
 import random
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +69,9 @@ class Template:
 
     def key(self) -> str:
         """What a saved state is bound to: all that QEMU and the kernel were told."""
-        stamp = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in (self.kernel, self.root_image)]
+        stamp = [
+            f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in (self.kernel, self.root_image)
+        ]
         digest = hashlib.sha256(self.initrd.read_bytes())
         digest.update(json.dumps([*stamp, *self._words()]).encode())
         return digest.hexdigest()[:24]
@@ -176,7 +177,7 @@ class Guest:
         """Unmount the disk and drop its buffers. AgentError: busy."""
         self.channel.request("unmount", deadline_s + MOUNT_S, target=ROOT, device=DEVICE, deadline_s=deadline_s)
 
-    def start(  # noqa: PLR0913  a process has that many sides
+    def start(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
@@ -192,7 +193,7 @@ class Guest:
             self.send(files, user=user)
         return self.channel.start(argv, env=env, stdin=stdin, cwd=cwd, user=user, on_line=on_line)
 
-    def run(  # noqa: PLR0913
+    def run(
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
@@ -217,11 +218,11 @@ class Guest:
         return "127.0.0.1", self._forwarded[port]
 
     def _forward(self, port: int) -> int:
-        drawn = random.Random()  # noqa: S311  a port, not a secret
+        drawn = random.Random()
         for _ in range(PORT_TRIES):
             here = drawn.randrange(*PORTS)
             line = f"hostfwd_add net tcp:127.0.0.1:{here}-10.0.2.15:{port}"
-            if not self._qemu.qmp.command("human-monitor-command", **{"command-line": line}):
+            if not self._qemu.qmp.monitor(line):
                 return here
         message = f"no free port found on this host for the guest's {port}"
         raise OSError(message)
@@ -298,7 +299,7 @@ class Guest:
         self.kill()
 
 
-def prepare(  # noqa: PLR0913  each is a choice of the machine
+def prepare(
     root: RootSpec,
     filesystem: Filesystem,
     folder: RunFolder,
@@ -366,7 +367,8 @@ def _working_accelerator(words: Mapping[str, Any], folder: RunFolder, tell: Call
     if not kvm_may_work():
         return "tcg"
     about = json.dumps([words["qemu_version"], words["kernel_version"], list(os.uname()), _processor()])
-    verdict = words["cache"] / f"accelerator-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    cache: Path = words["cache"]
+    verdict = cache / f"accelerator-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
     if verdict.exists():
         return verdict.read_text()
     tell(f"guest: trying KVM for at most {KVM_PROBE_S:.0f} s")
@@ -405,7 +407,6 @@ def _save_state(template: Template, folder: RunFolder, state: Path) -> None:
         try:
             with part.open("wb") as file:
                 qmp.command("getfd", fd=file.fileno(), fdname="state")
-                qmp.command("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
                 qmp.command("migrate", uri="fd:state")
                 guest._wait_migrated(RESTORE_S)  # noqa: SLF001
             part.replace(state)
@@ -448,7 +449,8 @@ def _arguments(template: Template, *, control: int, nbd: int, incoming: bool) ->
     unit = template.unit_bytes
     return [
         "-M", "pc", "-accel", accelerator, "-cpu", processor, "-m", str(template.memory_mib), "-smp", "1",
-        "-action", "reboot=shutdown", "-kernel", str(template.kernel), "-initrd", str(template.initrd), "-append", KERNEL_LINE,
+        "-action", "reboot=shutdown",
+        "-kernel", str(template.kernel), "-initrd", str(template.initrd), "-append", KERNEL_LINE,
         "-device", "virtio-serial-pci", "-chardev", f"socket,id=control,fd={control}",
         "-device", f"virtserialport,chardev=control,name={initramfs.PORT}",
         "-blockdev", json.dumps(root), "-device", "virtio-blk-pci,drive=root",

@@ -33,7 +33,8 @@ $B mkdir -p /n/run/durabench; $B cp -r /m /n/run/durabench/modules; $B cp /agent
 $B ifconfig lo 127.0.0.1 up; $B ifconfig eth0 10.0.2.15 up 2>/dev/null
 P=; for p in /n/sys/class/virtio-ports/*; do [ "$($B cat $p/name)" = durabench ] && P=/dev/${p##*/}; done
 [ -n "$P" ] || echo "no control port"
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 exec $B switch_root /n @PYTHON@ -S -E /run/durabench/agent.py $P </dev/console >/dev/console 2>&1
 """
 

@@ -116,7 +116,7 @@ class PowerDisk:
             stream = connection.makefile("rb", MAXIMUM_BYTES // 32)
 
             def receive(count: int) -> bytes:
-                data = stream.read(count)
+                data: bytes | None = stream.read(count)
                 if data is None or len(data) < count:
                     raise EOFError
                 return data
@@ -200,7 +200,7 @@ class PowerDisk:
         with self._lock:
             return self._log.position
 
-    def mark(self, mark: Any) -> int | None:  # noqa: ANN401  anything JSON can hold
+    def mark(self, mark: Any) -> int | None:
         """Put an acknowledgement (anything JSON can hold) into the log; gives the position after it.
 
         Call it at the moment the acknowledgement is held. None: the power was cut before, and nothing was promised.
@@ -221,7 +221,7 @@ class PowerDisk:
             return self._log.position
 
     def swap(self, image: Path, log: Path | None = None) -> None:
-        """Put another content of the same size under the running disk and start a new log (over the old file by default).
+        """Put another content of the same size under the running disk; start a new log, over the old one by default.
 
         The guest must hold nothing of the old content: unmounted, and its buffers of the device dropped.
         """

@@ -42,7 +42,7 @@ class QMP:
         self._read(time.monotonic() + deadline_s)  # the greeting
         self.command("qmp_capabilities")
 
-    def command(self, name: str, *, deadline_s: float = QMP_S, fd: int | None = None, **arguments: object) -> Any:  # noqa: ANN401  JSON
+    def command(self, name: str, *, deadline_s: float = QMP_S, fd: int | None = None, **arguments: object) -> Any:
         """Execute; gives the return value. `fd` travels with the command."""
         request = json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n"
         with self._lock:
@@ -64,6 +64,12 @@ class QMP:
                 message = f"QEMU does not answer {name!r} ({error})"
                 raise GuestLost(message) from None
 
+    def monitor(self, line: str) -> str:
+        """Say a line to the human monitor, for the few things QMP has no command for; gives what it printed."""
+        arguments: dict[str, Any] = {"command-line": line}
+        printed: str = self.command("human-monitor-command", **arguments)
+        return printed
+
     def _read(self, end: float) -> dict[str, Any]:
         while b"\n" not in self._rest:
             self._socket.settimeout(max(0.001, end - time.monotonic()))
@@ -80,7 +86,9 @@ class QMP:
 class Qemu:
     """One running QEMU. It dies with this process, is recorded in the run folder, and is reaped by `kill`."""
 
-    def __init__(self, arguments: Sequence[str], folder: RunFolder, name: str, inherit: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: RunFolder, name: str, inherit: Sequence[socket.socket]
+    ) -> None:
         self._folder = folder
         self.console = folder.path / f"{name}.console"
         self._errors = folder.path / f"{name}.errors"
@@ -163,7 +171,9 @@ class Qemu:
 
 def version() -> str:
     """QEMU's version. MissingAsset where there is none."""
-    done = subprocess.run([need_program(PROGRAM), "--version"], capture_output=True, text=True, check=False, timeout=QMP_S)
+    done = subprocess.run(
+        [need_program(PROGRAM), "--version"], capture_output=True, text=True, check=False, timeout=QMP_S
+    )
     return (done.stdout.splitlines() or ["unknown"])[0].removeprefix("QEMU emulator version ")
 
 

@@ -29,9 +29,26 @@ FORMAT = 3  # of this module's output: part of the key
 TOOL_S = 120
 SKIPPED = r"/(test|tests|idlelib|lib2to3|ensurepip|tkinter|turtledemo|config-3[^/]*|pip|setuptools)(/|$)|\.a$"
 STALE_S = 14 * 86400
-PASSWD = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"
+ACCOUNTS = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\nnobody:x:65534:\n"
-FOLDERS = "bin sbin etc tmp run mnt proc sys dev var/lib var/run var/tmp root home disk lib64".split()
+FOLDERS = [
+    "bin",
+    "sbin",
+    "etc",
+    "tmp",
+    "run",
+    "mnt",
+    "proc",
+    "sys",
+    "dev",
+    "var/lib",
+    "var/run",
+    "var/tmp",
+    "root",
+    "home",
+    "disk",
+    "lib64",
+]
 LOCALES = ("/usr/lib/locale/C.utf8", "/usr/share/zoneinfo/UTC", "/usr/share/zoneinfo/Etc/UTC")
 
 
@@ -147,7 +164,7 @@ def _copy(tree: Path, sources: Mapping[str, Path]) -> None:
 
 def _copy_one(tree: Path, name: str, source: Path, copied: set[str]) -> None:
     # Copied by its real place too: a library found through a linked folder is looked for in both.
-    for place in {name, os.path.realpath(os.path.dirname(name)) + "/" + os.path.basename(name)}:  # noqa: PTH118, PTH119, PTH120
+    for place in {name, os.path.realpath(os.path.dirname(name)) + "/" + os.path.basename(name)}:  # noqa: PTH119, PTH120
         if place not in copied:
             copied.add(place)
             target = tree / place.lstrip("/")
@@ -160,7 +177,9 @@ def _libraries(files: Iterable[Path]) -> set[str]:
     names = [str(path) for path in files]
     found: set[str] = set()
     for at in range(0, len(names), 100):
-        done = subprocess.run(["ldd", *names[at : at + 100]], capture_output=True, text=True, check=False, timeout=TOOL_S)
+        done = subprocess.run(
+            ["ldd", *names[at : at + 100]], capture_output=True, text=True, check=False, timeout=TOOL_S
+        )
         found.update(re.findall(r"(/\S+) \(0x", done.stdout))
     return found
 
@@ -169,7 +188,7 @@ def _fill(tree: Path, spec: RootSpec, assets: Assets) -> None:
     for name in FOLDERS:
         (tree / name).mkdir(parents=True, exist_ok=True)
     (tree / "tmp").chmod(0o1777)
-    (tree / "etc/passwd").write_text(PASSWD)
+    (tree / "etc/passwd").write_text(ACCOUNTS)
     (tree / "etc/group").write_text(GROUP)
     (tree / "etc/hosts").write_text("127.0.0.1 localhost\n")
     (tree / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")

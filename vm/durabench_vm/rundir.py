@@ -39,7 +39,7 @@ def start_time(pid: int) -> str | None:
 
 
 def default_parent() -> Path:
-    """Where run folders go: DURABENCH_VM_RUN, else /dev/shm if it has room (crash images are many and small), else the temporary folder."""
+    """Where run folders go: DURABENCH_VM_RUN, else /dev/shm where it has room, else the temporary folder."""
     if chosen := os.environ.get("DURABENCH_VM_RUN"):
         return Path(chosen)
     shared = Path("/dev/shm")  # noqa: S108  a place to look at
@@ -99,7 +99,7 @@ class RunFolder:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the run folders in `parent` whose owner is gone; gives what was removed. Others' folders are left alone."""
+    """Remove the run folders in `parent` whose owner is gone; gives what was removed. Other users' stay."""
     gone = []
     for folder in parent.glob(PREFIX + "*"):
         owner = folder / OWNER

@@ -7,12 +7,15 @@ import gzip
 import shutil
 import subprocess
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from nbd_client import FLUSH, TRIM, WRITE, WRITE_ZEROES, Client
 
 from durabench_vm import Kind, PowerDisk, Recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_reads_back_what_was_written_and_logs_it_in_order(disk: PowerDisk) -> None:
