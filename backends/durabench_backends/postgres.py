@@ -126,11 +126,11 @@ class Postgres:
         import psycopg
 
         try:
-            psycopg.conninfo.conninfo_to_dict(url)
+            parts = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
             readable = False  # libpq quotes the URL, password and all: its words go no further
         else:
-            readable = urlsplit(url).scheme in ("postgresql", "postgres")
+            readable = urlsplit(url).scheme in ("postgresql", "postgres") and _shows_no_password(url, parts)
         if not readable:
             message = "not a URL that libpq can read; it has the form postgresql://user@host:port/database"
             raise ValueError(message)
@@ -278,6 +278,13 @@ class Postgres:
         quoted = '"' + (prefix + name).replace('"', '""') + '"'
         qualified = f"{SCHEMA}.{quoted}" if self._data is not None else quoted
         return Table(qualified, UNLOGGED.upper() if self._setting.name == UNLOGGED else "")
+
+
+def _shows_no_password(url: str, parts: Mapping[str, Any]) -> bool:
+    """Whether host and port, which messages name, can be no part of a password with a reserved character in it."""
+    host, port = str(parts.get("host") or ""), str(parts.get("port") or "")
+    path = url.partition("://")[2].partition("?")[0].partition("/")[2]
+    return "@" not in host + path and (not port or port.replace(",", "").isdecimal())
 
 
 IDENTIFIER_MAX_BYTES = 63

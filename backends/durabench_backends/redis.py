@@ -263,7 +263,8 @@ def _options_of_url(engine: Engine, url: str) -> Mapping[str, Any]:
     try:
         scheme, separator, rest = url.partition("://")
         options = parse_url(engine.schemes[scheme] + separator + rest)
-        readable = bool(urlsplit(url).hostname)
+        # A password with a slash that is not escaped ends up half in the host, which messages name, half in the path.
+        readable = bool(urlsplit(url).hostname) and "@" not in urlsplit(url).path
         _build({name: value for name, value in options.items() if name not in POOL_OPTIONS})
     except (KeyError, ValueError, TypeError):
         readable = False
@@ -357,6 +358,10 @@ class RedisStore:
         if failed:
             # Whatever is refused before EXEC makes EXEC refuse all of it.
             raise Refused(str(failed[0])) from None
+        executed = replies[-1]
+        if not isinstance(executed, list) or any(isinstance(reply, Exception) for reply in executed):
+            message = "EXEC did not carry out every command"
+            raise RuntimeError(message)
         self._confirm()
 
     def get(self, key: str) -> bytes | None:

@@ -1,0 +1,305 @@
+"""What a user of the postgres adapter relies on: the promise read back, what a killed server loses, and no secrets."""
+
+import os
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durabench import fault, service
+from durabench_backends import postgres
+from durabench_backends.contract import Domain, Fact, NotReady, Refused
+from durabench_backends.postgres import Postgres
+
+SETTINGS = {setting.name: setting for setting in Postgres.settings}
+SECRET = "correct-horse"
+
+
+def opened(backend, namespace="data", deadline_s=30):
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            return backend.open(namespace)
+        except NotReady:
+            assert time.monotonic() < end, "not ready by the deadline"
+            time.sleep(0.01)
+
+
+def kill(running):
+    running.machine.strike(fault.load("kill-server"), 0)
+
+
+def lost_after_kill(running, puts=100):
+    """How many of so many acknowledged puts are gone once the server was killed and is up again."""
+    backend = running.backend
+    backend.drop("data")
+    with closing(opened(backend)) as store:
+        for number in range(puts):
+            store.put(f"key-{number}", b"x" * 500)
+        kill(running)
+    running.start()
+    with closing(opened(backend)) as store:
+        return puts - len(set(store.keys()))
+
+
+def administrate(running, *statements):
+    port = running.machine.port("store/postgres")
+    with psycopg.connect(host="127.0.0.1", port=port, user="postgres", autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def shared_memory():
+    """Names in /dev/shm that PostgreSQL makes, and System V segments."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith("PostgreSQL")}
+    segments = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+    return names, segments
+
+
+@pytest.fixture(params=list(SETTINGS))
+def running(request, tmp_path):
+    with service.running("postgres", request.param, tmp_path / "run") as found:
+        yield found
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """A default server of the test's own, to be killed or configured."""
+    with service.running("postgres", "on", tmp_path / "run") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory):
+    """A default server that the tests of this file share; each in namespaces of its own."""
+    with service.running("postgres", "on", tmp_path_factory.mktemp("postgres") / "run") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "name, server_s, machine_s, atomic, ordered, tier",
+    [
+        ("on", 0, 0, Domain.DRIVE, Domain.DRIVE, "T3"),
+        ("off", 0.6, 0.6, Domain.DRIVE, Domain.DRIVE, "T2 0.6 s"),
+        ("fsync-off", 0, None, Domain.SERVER, Domain.SERVER, "T1"),
+        ("unlogged", None, None, Domain.SERVER, None, "T0"),
+    ],
+)
+def test_settings_promise_what_the_documentation_says(name, server_s, machine_s, atomic, ordered, tier):
+    promise = SETTINGS[name].promise
+    assert promise.may_lose_s.get(Domain.SERVER) == server_s
+    assert promise.may_lose_s.get(Domain.MACHINE) == promise.may_lose_s.get(Domain.DRIVE) == machine_s
+    assert promise.may_lose_s[Domain.NOTHING] == promise.may_lose_s[Domain.CLIENT] == 0
+    assert (promise.atomic, promise.ordered, promise.tier) == (atomic, ordered, tier)
+    assert "documentation" in promise.source
+
+
+def no_stronger(weaker, promise):
+    return (
+        all(promise.may_lose_s.get(domain, float("inf")) <= seconds for domain, seconds in weaker.may_lose_s.items())
+        and (weaker.atomic or 0) <= (promise.atomic or 0)
+        and (weaker.ordered or 0) <= (promise.ordered or 0)
+    )
+
+
+VALUES = {
+    "synchronous_commit": ["on", "off", "local", "remote_write", "remote_apply", "nonsense"],
+    "fsync": ["on", "off"],
+    "full_page_writes": ["on", "off"],
+    "wal_writer_delay": ["200ms", "10000ms", "1ms", "nonsense"],
+    "relpersistence": ["permanent", "unlogged", "unknown"],
+    "server_version": ["18.6"],
+}
+
+
+@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in VALUES.items()}), st.data())
+def test_missing_facts_never_strengthen_the_promise(values, data):
+    facts = [Fact(f"postgres.{name}", value, "drawn") for name, value in values.items()]
+    kept = data.draw(st.lists(st.sampled_from(facts), unique=True))
+    whole = Postgres.promise(facts)
+    assert no_stronger(Postgres.promise(kept), whole)
+    assert Postgres.promise(iter(reversed(facts))) == whole
+
+
+def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that_lets_it(running):
+    running.look()
+    assert running.promise == SETTINGS[running.target.setting].promise
+    facts = {fact.id: fact for fact in running.facts}
+    for option, value in SETTINGS[running.target.setting].options.items():
+        assert (facts[f"postgres.{option}"].value, facts[f"postgres.{option}"].origin) == (value, "command line")
+    persistence = facts["postgres.relpersistence"]
+    assert persistence.value == ("unlogged" if running.target.setting == "unlogged" else "permanent")
+    assert persistence.origin.startswith("table durabench.")
+    if running.target.setting == "off":
+        # The WAL writer may have flushed right before the kill, so a single round could find nothing lost.
+        assert any(lost_after_kill(running) for _ in range(5))
+    else:
+        assert lost_after_kill(running) == (100 if running.target.setting == "unlogged" else 0)
+
+
+def test_facts_name_who_set_them(fresh):
+    administrate(
+        fresh,
+        "ALTER ROLE postgres SET synchronous_commit = off",
+        "ALTER SYSTEM SET wal_writer_delay = '1s'",
+        "SELECT pg_reload_conf()",
+    )
+    end = time.monotonic() + 10
+    while (facts := {fact.id: fact for fact in fresh.backend.inspect()})["postgres.wal_writer_delay"].value == "200ms":
+        assert time.monotonic() < end, "the configuration was not read again"
+    assert facts["postgres.synchronous_commit"].origin == "role postgres"
+    file, _, line = facts["postgres.wal_writer_delay"].origin.rpartition(":")
+    assert Path(file).name == "postgresql.auto.conf"
+    assert int(line) > 0
+    assert Postgres.promise(facts.values()).tier == "T2 3 s"
+
+
+def test_a_table_that_is_not_what_was_asked_for_changes_the_promise(fresh):
+    with closing(fresh.backend.open("data")):
+        administrate(fresh, "ALTER TABLE durabench.data SET UNLOGGED")
+    assert Postgres.promise(fresh.backend.inspect()).tier == "T0"
+
+
+def test_a_restarted_server_is_told_apart_and_a_dead_one_is_not_ready(fresh):
+    backend = fresh.backend
+    before = backend.identity()
+    assert backend.identity() == before
+    kill(fresh)
+    for attempt in (backend.identity, backend.create, backend.inspect, lambda: backend.drop("data")):
+        with pytest.raises(NotReady, match="connection refused"):
+            attempt()
+    with pytest.raises(NotReady, match="connection refused"):
+        backend.open("data")
+    fresh.start()
+    opened(backend).close()
+    assert backend.identity() != before
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path):
+    before = shared_memory()
+    with service.running("postgres", "on", tmp_path / "run") as running:
+        assert shared_memory()[0] == before[0]
+        kill(running)
+        running.start()
+        opened(running.backend).close()
+        running.stop()
+        names, segments = shared_memory()
+        assert names <= before[0]
+        assert segments <= before[1]
+
+
+def test_the_second_create_is_refused(default):
+    with pytest.raises(Refused, match="already exists"):
+        default.backend.create()
+
+
+def test_puts_of_several_namespaces_commit_together_or_not_at_all(default):
+    backend = default.backend
+    with closing(backend.open("many")) as data, closing(backend.open("more")) as metadata:
+        data.put_many({("many", "a"): b"1", ("more", "a"): b"2"})
+        assert (data.get("a"), metadata.get("a")) == (b"1", b"2")
+        administrate(default, "ALTER TABLE durabench.more ADD CHECK (length(value) < 10)")
+        with pytest.raises(Refused):
+            data.put_many({("many", "b"): b"1", ("more", "b"): b"x" * 10})
+        assert data.get("b") is None
+        data.put("b", b"the connection is of use again")
+
+
+def test_what_the_server_refuses_certainly_did_not_happen(default):
+    with closing(default.backend.open("checked")) as store:
+        administrate(default, "ALTER TABLE durabench.checked ADD CHECK (length(value) < 10)")
+        with pytest.raises(Refused, match="23514"):
+            store.put("a", b"x" * 10)
+        assert store.get("a") is None
+
+
+def test_names_that_do_not_fit_an_identifier_stay_apart(default):
+    backend = default.backend
+    names = ["n" * 100 + "a", "n" * 100 + "b", 'quo"ted', "quo''ted", "pg_class", "Case", "case"]
+    for name in names:
+        with closing(backend.open(name)) as store:
+            store.put("key", name.encode())
+    for name in names:
+        with closing(backend.open(name)) as store:
+            assert store.get("key") == name.encode()
+        backend.drop(name)
+
+
+def test_a_server_that_hangs_does_not_hang_the_client(default, monkeypatch):
+    monkeypatch.setattr(postgres, "OPERATION_TIMEOUT_S", 0.3)
+    with closing(default.backend.open("data")) as store:
+        session = [int(row[0]) for row in store._session.rows("SELECT pg_backend_pid()")][0]
+        os.kill(session, 19)
+        try:
+            with pytest.raises(TimeoutError, match="did not answer"):
+                store.put("a", b"x" * (16 << 20))
+        finally:
+            os.kill(session, 18)
+
+
+def test_somebodys_server_is_used_through_its_url(default):
+    port = default.machine.port("store/postgres")
+    administrate(default, f"CREATE ROLE app LOGIN PASSWORD '{SECRET}'", "GRANT CREATE ON SCHEMA public TO app")
+    backend = Postgres.from_url(f"postgresql://app:{SECRET}@127.0.0.1:{port}/postgres")
+    assert backend.commands() == ()
+    facts = list(backend.inspect())
+    assert Postgres.promise(facts) == SETTINGS["on"].promise
+    assert {fact.id: fact.origin for fact in facts}["postgres.relpersistence"] == "client, at CREATE TABLE"
+    backend.create()
+    with closing(backend.open("data")) as store:
+        store.put("a", b"1")
+        assert store.get("a") == b"1"
+        assert store.size_bytes() > 0
+    assert backend.size_bytes() > 0
+    facts = {fact.id: fact.origin for fact in backend.inspect()}
+    assert facts["postgres.relpersistence"] == "table durabench_data"
+    backend.drop("data")
+    assert "client" in {fact.id: fact.origin for fact in backend.inspect()}["postgres.relpersistence"]
+    assert SECRET not in f"{backend!r} {vars(store)!r} {facts}"
+
+
+def said(attempt, kind):
+    """All that a person could see of a failure: its words and its traceback, contexts included."""
+    with pytest.raises(kind) as caught:
+        attempt()
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    return "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+
+
+def test_a_password_is_never_shown(default):
+    port = default.machine.port("store/postgres")
+    free = default.machine.port("nobody-listens")
+    assert SECRET not in said(lambda: Postgres.from_url(f"postgresql://u:{SECRET}@h:{SECRET}/d"), ValueError)
+    assert SECRET not in said(lambda: Postgres.from_url(f"postgresql://u:{SECRET}@[h/d"), ValueError)
+    assert SECRET not in said(lambda: Postgres.from_url(f"postgresql://h/d?nonsense={SECRET}"), ValueError)
+    refused = Postgres.from_url(f"postgresql://u:{SECRET}@127.0.0.1:{free}/d")
+    words = said(lambda: refused.open("data"), NotReady)
+    assert SECRET not in words
+    assert f"127.0.0.1:{free}" in words
+    stranger = Postgres.from_url(f"postgresql://stranger:{SECRET}@127.0.0.1:{port}/postgres")
+    words = said(lambda: stranger.open("data"), ValueError)
+    assert SECRET not in words
+    assert "does not exist" in words
+
+
+def test_the_environment_does_not_reach_our_own_server(default, monkeypatch):
+    monkeypatch.setenv("PGOPTIONS", "-c synchronous_commit=off")
+    monkeypatch.setenv("PGHOST", "nowhere.invalid")
+    facts = {fact.id: fact.value for fact in default.backend.inspect()}
+    assert facts["postgres.synchronous_commit"] == "on"
+
+
+def test_data_may_be_as_large_as_a_checkpoint(default):
+    value = os.urandom(16 << 20)
+    with closing(default.backend.open("data")) as store:
+        before = store.size_bytes(), default.backend.size_bytes()
+        store.put("large", value)
+        assert store.get("large") == value
+        assert store.size_bytes() - before[0] >= len(value)
+        assert default.backend.size_bytes() > before[1]
