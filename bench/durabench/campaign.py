@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 DEAR_S = 2.0
 """A setting over so many seconds a trial gets fewer of them."""
 SCRATCH = ".durabench-"
+GROUP_TARGETS = 5
 LEAVE_S = 10.0
 """How long an interrupted campaign waits for the trials in flight."""
 
@@ -94,6 +95,7 @@ class Ground:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.directory = self.directory.absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
         sweep(self.directory)
         mine = f"{SCRATCH}{os.getpid()}-{int(psutil.Process().create_time())}"
@@ -273,20 +275,36 @@ class Campaign:
             self.say(self._doubt)
 
     def _round(self, number: int, plans: Sequence[TrialPlan]) -> bool:
-        """One round; False when the budget is spent."""
+        """One round; False when the budget is spent.
+
+        A few targets at a time get all their trials, so that a short budget leaves some cells whole instead of all of
+        them without a kill; between these groups the floor is measured again.
+        """
         rng = Random(f"{self.seed}/round/{number}")
-        quiet = [plan for plan in plans if faults.load(plan.fault).destroys is Domain.NOTHING]
-        deadly = [plan for plan in plans if plan not in quiet]
+        keys = sorted({(plan.metadata, plan.data) for plan in plans}, key=str)
+        rng.shuffle(keys)
         fitted = True
-        for at, visit in enumerate(schedule.visits(quiet, rng)):
-            if not self._fits(visit):
-                fitted = False
-                continue
-            if at % 4 == 0:
-                self._floor("between")
+        for at in range(0, len(keys), GROUP_TARGETS):
+            group = keys[at : at + GROUP_TARGETS]
+            members = [plan for plan in plans if (plan.metadata, plan.data) in group]
+            self._floor("between")
+            fitted &= self._alone([plan for plan in members if _peaceful(plan)], rng)
+            fitted &= self._at_once([plan for plan in members if not _peaceful(plan)], rng)
+        return fitted or self._left_s() > DEAR_S
+
+    def _alone(self, plans: Sequence[TrialPlan], rng: Random) -> bool:
+        """One after the other, nothing beside them: latency is taken here. Whether all fitted the budget."""
+        visits = schedule.visits(plans, rng)
+        fitting = [visit for visit in visits if self._fits(visit)]
+        for visit in fitting:
             self._await([self._submit(visit)])
+        return len(fitting) == len(visits)
+
+    def _at_once(self, plans: Sequence[TrialPlan], rng: Random) -> bool:
+        """Several at a time. Whether all fitted the budget."""
         waiting: list[Future[None]] = []
-        for visit in schedule.visits(deadly, rng):
+        fitted = True
+        for visit in schedule.visits(plans, rng):
             if not self._fits(visit):
                 fitted = False
                 continue
@@ -294,7 +312,7 @@ class Campaign:
             while sum(not future.done() for future in waiting) >= self.at_once:
                 self._read_mail(0.02)
         self._await(waiting)
-        return fitted or self._left_s() > DEAR_S
+        return fitted
 
     def _submit(self, visit: Visit) -> Future[None]:
         future = self.executor.submit(run_visit, visit, self.ground, self._mail.put, self.stop)
@@ -375,6 +393,10 @@ class Campaign:
                 why = self.troubles.get(cell.targets, "budget")
                 found.append(schedule.not_run(cell, why))
         return found
+
+
+def _peaceful(plan: TrialPlan) -> bool:
+    return faults.load(plan.fault).destroys is Domain.NOTHING
 
 
 def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:

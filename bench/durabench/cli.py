@@ -46,7 +46,7 @@ def main() -> None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    from durabench import profile, results, run, schedule
+    from durabench import profile, report, results, run, schedule
     from durabench.process import HarnessError
     from durabench.redact import redact
 
@@ -57,6 +57,8 @@ def _one_line_errors() -> Iterator[None]:
         faults.UnknownFault,
         workloads.UnknownWorkload,
         *results.REFUSALS,
+        report.OutputError,
+        report.ExpectationsError,
     )
     could_not = (run.Unsupported, results.ResultsFull, HarnessError, registry.MissingExtra, MissingProgram)
     try:
@@ -165,9 +167,9 @@ def run(  # noqa: PLR0913, PLR0917 - the options are the interface
     ran = running.run(options, progress.say, progress)
     if ran.interrupted:
         _stop(f"interrupted; what was recorded is kept: durabench run --resume {ran.folder.path}", INTERRUPTED)
-    document = report.document([ran.folder], expected=expected)
+    document = report.document([ran.folder], expected=expected, not_run=ran.not_run)
     status = report.exit_status(document, doubts=ran.doubts)
-    ran.folder.finish(status, doubts=list(ran.doubts))
+    ran.folder.finish(status, doubts=list(ran.doubts), not_run=list(ran.not_run))
     for doubt in ran.doubts:
         progress.say(f"could not tell: {doubt}")
     report.write({**document, "results": str(ran.folder.path)}, outputs)

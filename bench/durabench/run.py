@@ -50,7 +50,7 @@ class Ran:
     """How a run ended: its folder, still open, whether it was interrupted, and what stands against trusting it (exit 3)."""
 
     folder: results.Folder
-    not_run: Sequence[Cell] = ()
+    not_run: Sequence[Mapping[str, Any]] = ()
     interrupted: bool = False
     doubts: Sequence[str] = ()
 
@@ -138,7 +138,9 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
         going.folder.close()
         return Ran(going.folder, interrupted=True)
     doubts += [f"a control failed: {row['control']}" for row in going.control_rows if judgement.doubtful(row)]
-    return Ran(going.folder, going.not_run(), doubts=doubts)
+    workload = going.plans[-1].workload
+    missing = campaign.cells_json(going.not_run(), going.prepared, workload, going.host)
+    return Ran(going.folder, missing, doubts=doubts)
 
 
 def _ground(place: Path, options: Options) -> Ground:
