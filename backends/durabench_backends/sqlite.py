@@ -207,6 +207,7 @@ class Sqlite:
         self._journal_mode = setting.options.get("journal_mode")
         self._synchronous = setting.options.get("synchronous")
         self._ours = True
+        self._origin = "setting, by each connection when it opens"
 
     @classmethod
     def from_url(cls, url: str) -> Sqlite:
@@ -220,7 +221,7 @@ class Sqlite:
             word = SYNCHRONOUS[int(value)] if name == "synchronous" and value in {"0", "1", "2", "3"} else value.lower()
             options[name] = one_of(known[name], word, name)
         backend = cls(Setting("live", options, NO_JOURNAL), Path("/"), lambda _: 0)
-        backend._path, backend._ours = Path(unquote(parts.path[1:])), False
+        backend._path, backend._ours, backend._origin = Path(unquote(parts.path[1:])), False, "URL"
         return backend
 
     def commands(self) -> Sequence[Command]:
@@ -251,7 +252,7 @@ class Sqlite:
 
     def _apply(self, connection: sqlite3.Connection) -> None:
         if self._synchronous is not None:  # first, so that a switch to WAL is already written under it
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            _set_synchronous(connection, self._synchronous)
         if self._journal_mode is None:
             return
         if not self._ours:
@@ -310,19 +311,17 @@ class Sqlite:
             return "wal", "database header"
         if self._journal_mode in {None, "wal"}:
             return "unknown", "database header: not WAL; which rollback journal is up to each connection"
-        return str(self._journal_mode), "each connection, set in open()" if self._ours else "URL"
+        return str(self._journal_mode), self._origin
 
     def _synchronous_in_force(self) -> tuple[str, str]:
-        """(value, origin). Each connection's own, never stored in the file."""
+        """(value, origin). Each connection's own, never stored in the file; read back from one that touches no file."""
         if self._synchronous is None:
             return "unknown", "not in the URL; each connection's own"
-        connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
+        connection = sqlite3.connect(":memory:")
         try:
-            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            (number,) = connection.execute("PRAGMA synchronous").fetchone()
+            return _set_synchronous(connection, self._synchronous), self._origin
         finally:
             connection.close()
-        return SYNCHRONOUS[number], "each connection, set in open()" if self._ours else "URL"
 
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:
@@ -331,6 +330,16 @@ class Sqlite:
         journaled = journal in {*ROLLBACK_MODES, "wal"}
         promise = PROMISES.get((journal, synchronous), OFF if journaled else NO_JOURNAL)
         return on_mount(promise, "sqlite", values)
+
+
+def _set_synchronous(connection: sqlite3.Connection, word: str) -> str:
+    """Set it and return what the library made of it: a pragma that it does not understand is silently ignored."""
+    connection.execute(f"PRAGMA synchronous = {word}")
+    (number,) = connection.execute("PRAGMA synchronous").fetchone()
+    if SYNCHRONOUS[number] != word:
+        message = f"SQLite {sqlite3.sqlite_version} takes synchronous={word} for {SYNCHRONOUS[number]}"
+        raise RuntimeError(message)
+    return word
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
