@@ -1,6 +1,7 @@
 """What a user of the postgres adapter relies on: the promise read back, what a killed server loses, and no secrets."""
 
 import os
+import signal
 import time
 import traceback
 from contextlib import closing
@@ -90,7 +91,7 @@ def default(tmp_path_factory):
         ("unlogged", None, None, Domain.SERVER, None, "T0"),
     ],
 )
-def test_settings_promise_what_the_documentation_says(name, server_s, machine_s, atomic, ordered, tier):
+def test_settings_promise_what_the_documentation_says(*, name, server_s, machine_s, atomic, ordered, tier):
     promise = SETTINGS[name].promise
     assert promise.may_lose_s.get(Domain.SERVER) == server_s
     assert promise.may_lose_s.get(Domain.MACHINE) == promise.may_lose_s.get(Domain.DRIVE) == machine_s
@@ -233,13 +234,13 @@ def test_names_that_do_not_fit_an_identifier_stay_apart(default):
 def test_a_server_that_hangs_does_not_hang_the_client(default, monkeypatch):
     monkeypatch.setattr(postgres, "OPERATION_TIMEOUT_S", 0.3)
     with closing(default.backend.open("data")) as store:
-        session = [int(row[0]) for row in store._session.rows("SELECT pg_backend_pid()")][0]
-        os.kill(session, 19)
+        session = store._session._pgconn.backend_pid
+        os.kill(session, signal.SIGSTOP)
         try:
             with pytest.raises(TimeoutError, match="did not answer"):
                 store.put("a", b"x" * (16 << 20))
         finally:
-            os.kill(session, 18)
+            os.kill(session, signal.SIGCONT)
 
 
 def test_somebodys_server_is_used_through_its_url(default):
