@@ -121,6 +121,8 @@ class Nurseries:
         """The nursery for these backends and this workload, started if need be."""
         key = (*sorted(set(backends)), workload)
         with self.lock:
+            if key in self.made and not self.made[key].alive():
+                self.made.pop(key).close()
             if key not in self.made:
                 log = self.scratch / f"nursery-{len(self.made)}.log"
                 self.made[key] = process.Nursery(key[:-1], workload, self.env, log)
@@ -151,6 +153,7 @@ class Here:
     _ports: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.root = self.root.absolute()  # what runs there has a working directory of its own
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)  # servers run as another user
         self.driver = "forked" if self.nursery else "fresh"

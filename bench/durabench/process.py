@@ -285,6 +285,7 @@ def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Seque
         end = time.monotonic() + REAP_S
         for pid, fd in seen.items():
             if pid not in ours and not select.select([fd], [], [], max(0, end - time.monotonic()))[0]:
+                _send_all(seen.values(), SIGKILL)  # a result it is not, but nothing may be left running
                 message = f"process {pid}, a child of what was killed, still lives after {REAP_S:g} s"
                 raise Hung(message)
     finally:
@@ -354,7 +355,10 @@ class Nursery:
         try:
             message, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
         except TimeoutError:
+            self._control.close()  # an answer that comes late must not be taken for that to a later request
             raise Hung(f"the nursery of drivers did not answer{tail(self._log)}") from None
+        except OSError as error:
+            raise Died(f"the nursery of drivers ended ({error.strerror}){tail(self._log)}") from None
         if not message:
             raise Died(f"the nursery of drivers ended{tail(self._log)}")
         return json.loads(message), fds
@@ -363,10 +367,16 @@ class Nursery:
         """A new driver, forked; its stderr goes to the nursery's log."""
         in_read, in_write = os.pipe()
         out_read, out_write = os.pipe()
-        with self._log.open("ab") as sink:
-            answer, fds = self._request({"do": "fork"}, [in_read, out_write, sink.fileno()])
-        os.close(in_read)
-        os.close(out_write)
+        try:
+            with self._log.open("ab") as sink:
+                answer, fds = self._request({"do": "fork"}, [in_read, out_write, sink.fileno()])
+        except HarnessError:
+            os.close(in_write)
+            os.close(out_read)
+            raise
+        finally:
+            os.close(in_read)
+            os.close(out_write)
         pid, pidfd = answer["pid"], fds[0]
 
         def reap(deadline_s: float) -> int:
@@ -375,6 +385,10 @@ class Nursery:
             return int(self._request({"do": "reap", "pid": pid})[0]["status"])
 
         return Process(pid, pidfd, reap, in_write, out_read, log=self._log)
+
+    def alive(self) -> bool:
+        """Whether it can still fork."""
+        return self._control.fileno() >= 0 and self._popen.poll() is None
 
     def close(self) -> None:
         """End the nursery, and with it every driver it forked."""
