@@ -161,8 +161,9 @@ def run_visit(visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visi
     """
     left = list(visit.plans)
     while left and not stop.is_set():
-        machine = ground.machine(visit.key, left[0].workload, left[0].server_kill)
+        machine = None
         try:
+            machine = ground.machine(visit.key, left[0].workload, left[0].server_kill)
             site = Site.set_up(machine, left[0].targets)
             while left and not stop.is_set():
                 outcome = run_trial(left.pop(0), site)
@@ -171,10 +172,11 @@ def run_visit(visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visi
                     break
         except (HarnessError, OSError) as error:
             if not stop.is_set():
-                tell((schedule.Visit(left), str(error)))
+                tell((visit, str(error)))
             return
         finally:
-            machine.close()
+            if machine is not None:
+                machine.close()
 
 
 @dataclass
@@ -212,6 +214,7 @@ class Campaign:
         """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a resume)."""
         wanted = [plan for plan in self.plans if only is None or plan.trial in only]
         live = len({(plan.metadata, plan.data, plan.fault) for plan in self.plans if plan.control is None})
+        self._remember(self.folder.trials())
         try:
             self._floor("before", times=2)
             self._controls([plan for plan in wanted if plan.control])
@@ -226,6 +229,15 @@ class Campaign:
         finally:
             self.stop.set()
             self._leave()
+
+    def _remember(self, recorded: Sequence[Row]) -> None:
+        """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
+        plans = {plan.trial: plan for plan in self.plans}
+        self.control_rows += [row for row in recorded if row["control"]]
+        for trial in {row["trial"] for row in recorded if not row["control"]} & set(plans):
+            plan = plans[trial]
+            key = (plan.metadata, plan.data, plan.fault)
+            self._counts[key] = self._counts.get(key, 0) + 1
 
     def _leave(self) -> None:
         """Wait, within bounds, for the trials in flight: their machines end what they started."""
@@ -268,11 +280,23 @@ class Campaign:
         for plan in plans:
             run_visit(schedule.Visit([plan]), self.ground, self._mail.put, self.stop)
             self._read_mail()
-        failed = [row for row in self.control_rows if judgement.doubtful(row)]
-        if failed:
-            names = ", ".join(f"{row['control']} ({row['backend']}:{row['setting']}: {row['why']})" for row in failed)
-            self._doubt = f"a control failed: {names}"
+        names = self.failed_controls()
+        if names:
+            self._doubt = f"a control failed: {', '.join(names)}"
             self.say(self._doubt)
+
+    def failed_controls(self) -> list[str]:
+        """Controls that did not do what they must, or did not run at all, each with why."""
+        failed = [
+            f"{row['control']} ({row['backend']}:{row['setting']}: {row['why']})"
+            for row in self.control_rows
+            if judgement.doubtful(row)
+        ]
+        ran = {row["trial"] for row in self.control_rows}
+        missing = [plan for plan in self.plans if plan.control and plan.trial not in ran]
+        whys = [self.troubles.get((plan.metadata, plan.data), "stopped") for plan in missing]
+        pairs = zip(missing, whys, strict=True)
+        return failed + [f"{plan.control} ({plan.metadata.label}: did not run: {why})" for plan, why in pairs]
 
     def _round(self, number: int, plans: Sequence[TrialPlan]) -> bool:
         """One round; False when the budget is spent.

@@ -137,7 +137,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
     except Interrupted:
         going.folder.close()
         return Ran(going.folder, interrupted=True)
-    doubts += [f"a control failed: {row['control']}" for row in going.control_rows if judgement.doubtful(row)]
+    doubts += [f"a control failed: {name}" for name in going.failed_controls()]
     workload = going.plans[-1].workload
     missing = campaign.cells_json(going.not_run(), going.prepared, workload, going.host)
     return Ran(going.folder, missing, doubts=doubts)

@@ -29,6 +29,7 @@ VISIT_TRIALS = 20
 """Trials on one fresh directory; also the size of a round where a number of trials was asked for."""
 ROUNDS_MAX = 368
 LIVE = "live"
+LANES = ("here", "guest", "swap", "loop")
 URL_FAULTS = ("none", "kill-client")
 _NOWHERE = Path("/nonexistent")
 """Commands can be asked for without a place to run them."""
@@ -102,6 +103,7 @@ def targets_of(text: str) -> list[Target]:
 
 def cells(asked: Asked, profile: Profile) -> list[Cell]:
     """Every cell of the campaign, also those that cannot be judged here, with why. UsageError, UnknownBackend, UnknownFault."""
+    _refuse_contradictions(asked)
     wanted = [faults.load(name) for name in asked.faults or profile.faults]
     workload.load(asked.workload or profile.workload)
     by_name = bool(asked.backends or asked.metadata or asked.faults)
@@ -114,6 +116,22 @@ def cells(asked: Asked, profile: Profile) -> list[Cell]:
             cell = Cell(*pair, fault.name, lane=asked.lane or "here", filesystem=asked.filesystem, by_name=by_name)
             found.append(_with_why(cell, fault))
     return list(dict.fromkeys(found))
+
+
+def _refuse_contradictions(asked: Asked) -> None:
+    """Options that would be left unheeded are refused: a row must not claim what did not happen."""
+    if asked.lane is not None and asked.lane not in LANES:
+        message = f"unknown lane {asked.lane!r}; {registry.nearest(asked.lane, LANES)}"
+        raise UsageError(message)
+    if (asked.lane or "here") == "here" and (asked.filesystem or asked.flush_delay_s):
+        message = "--filesystem and --flush-delay are a resettable machine's: give --lane guest, swap or loop with them"
+        raise UsageError(message)
+    if asked.trials is not None and asked.budget_s is not None:
+        message = "--trials and --budget exclude each other: give one"
+        raise UsageError(message)
+    if asked.budget_s is not None and asked.budget_s <= 0:
+        message = "--budget must be more than nothing, such as 150s"
+        raise UsageError(message)
 
 
 def _pairs(asked: Asked, profile: Profile) -> Iterable[tuple[Target, Target] | Cell]:
@@ -136,6 +154,7 @@ def _pairs(asked: Asked, profile: Profile) -> Iterable[tuple[Target, Target] | C
 
 def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
     """The cell, with its verdict where it is known beforehand that nothing can be judged."""
+    served = False
     for target in cell.targets:
         found, setting = target.load()
         if target.url and fault.name not in URL_FAULTS:
@@ -148,9 +167,10 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
             commands = found(setting, _NOWHERE, lambda _name: 0).commands()
         except MissingProgram as error:
             return replace(cell, verdict="not run", why=str(error))
-        if fault.needs_server and cell.metadata == cell.data and not any(c.role == "daemon" for c in commands):
-            return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
-    if fault.recorded and cell.lane == "here":
+        served = served or any(command.role == "daemon" for command in commands)
+    if fault.needs_server and not served:
+        return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
+    if fault.recorded or cell.lane != "here":
         return replace(cell, verdict="not run", why="needs a machine that can be reset")
     return cell
 
