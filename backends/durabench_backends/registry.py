@@ -28,6 +28,8 @@ class Line(NamedTuple):
     target: str
     extra: str | None = None
     schemes: tuple[str, ...] = ()
+    by_url_only: bool = False
+    """Has no server of its own to run: serves URLs and is not listed."""
 
 
 BACKENDS: dict[str, Line] = {
@@ -37,9 +39,10 @@ BACKENDS: dict[str, Line] = {
     "postgres": Line("durabench_backends.postgres:Postgres", "postgres", ("postgresql", "postgres")),
     "redis": Line("durabench_backends.redis:Redis", "redis", ("redis", "rediss")),
     "valkey": Line("durabench_backends.redis:Valkey", "redis", ("valkey", "valkeys")),
-    "s3-swift": Line("durabench_backends.s3:Swift", "s3", ("s3",)),
-    "s3-seaweedfs": Line("durabench_backends.s3:SeaweedFS", "s3"),
-    "s3-moto": Line("durabench_backends.s3:Moto", "s3"),
+    "s3-swift": Line("durabench_backends.s3.swift:Swift", "s3"),
+    "s3-seaweedfs": Line("durabench_backends.s3.seaweedfs:SeaweedFS", "s3"),
+    "s3-moto": Line("durabench_backends.s3.moto:Moto", "s3"),
+    "s3": Line("durabench_backends.s3.anywhere:S3", "s3", ("s3",), by_url_only=True),
 }
 
 
@@ -51,7 +54,7 @@ def names() -> list[str]:
     """Every backend that can be asked for by name, ours first, then those of other packages."""
     schemes = {scheme for line in BACKENDS.values() for scheme in line.schemes}
     others = sorted({point.name for point in entry_points(group=GROUP)} - set(BACKENDS) - schemes)
-    return [*BACKENDS, *others]
+    return [*(name for name, line in BACKENDS.items() if not line.by_url_only), *others]
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

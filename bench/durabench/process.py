@@ -245,8 +245,8 @@ def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:  # noqa: FBT001
 
 
 def _reachable(path: Path) -> bool:
-    """Whether everybody may enter every folder above ``path``."""
-    return all(parent.stat().st_mode & 0o001 for parent in path.absolute().parents)
+    """Whether everybody may enter every folder above ``path`` and above what it links to (a venv's interpreter)."""
+    return all(parent.stat().st_mode & 0o001 for parent in (*path.absolute().parents, *path.resolve().parents))
 
 
 def hand_over(root: Path) -> None:
