@@ -241,14 +241,15 @@ def make(directory: str, lock: int) -> None:
     """Leave an environment with pip in it. What an interrupted set-up left is removed, what a person made is mended."""
     unfinished = os.path.join(directory, UNFINISHED)
     state, _, _, pip_there = assess(interpreter_of(directory))
-    if os.path.exists(unfinished) or state != "good" or not pip_there:
-        base = base_interpreter()
-        say("setting up {} with {} (once, a minute or two)".format(directory, base))
-        clear(directory)
-        write(unfinished, "")
-        check([base, "-m", "venv", directory], "python3 -m venv", lock, None)
-    else:
+    if state == "good" and pip_there and not os.path.exists(unfinished):
         say("setting up {} again, since it is not what requirements.lock says".format(directory))
+        write(unfinished, "")
+        return
+    base = base_interpreter()
+    say("setting up {} with {} (once, a minute or two)".format(directory, base))
+    clear(directory)
+    write(unfinished, "")
+    check([base, "-m", "venv", directory], "python3 -m venv", lock, None)
 
 
 def clear(directory: str) -> None:
