@@ -377,7 +377,8 @@ class _KeyHistory:
 
     def _damaged(self, found: _Damage) -> _Key:
         if self.listed and all(put.outcome == "fail" for put in self.puts):
-            return self._is("phantom", f"{found.text}, and was never put")
+            what = f"reads {self.value.length} bytes" if self.value is not None else found.text
+            return self._is("phantom", f"{what}, and was never put")
         if found.kind == "phantom" or found.explained or self.last is None:
             return self._is(found.kind, found.text)
         if self.is_deleted() and self.listed:
