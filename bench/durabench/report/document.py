@@ -44,12 +44,13 @@ def document(
     folders: Sequence[Folder],
     *,
     expected: Sequence[Expectation] = (),
-    not_run: Iterable[Mapping[str, Any]] = (),
+    not_run: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """``{"schema_version", "machine", "floor", "pick", "cells", "runs"}`` of one or more folders, merged by host.
 
-    ``not_run``: cells as in run.json with ``why``, of a run whose done.json is not written yet. Where the folders are
-    of several hosts, ``machine`` and ``floor`` are the first one's, and ``machines`` has them all.
+    ``not_run`` is for a run that has just ended and whose done.json, which holds the exit status, is not written yet:
+    its cells without trials, as in run.json, with ``why``. Where the folders are of several hosts, ``machine`` and
+    ``floor`` are the first one's, and ``machines`` has them all.
     """
     runs = [_read(number, folder) for number, folder in enumerate(folders)]
     by_name = {run.name: run for run in runs}
@@ -60,7 +61,7 @@ def document(
 
     found = cells(
         [{**row, "run": run.name} for run in runs for row in run.read.rows],
-        [entry for run in runs for entry in _planned(run, list(not_run))],
+        [entry for run in runs for entry in _planned(run, not_run)],
         latencies=latencies,
         floor_of=lambda host, size: _nearest(floors, host, size),
         expectations=expected,
@@ -71,7 +72,7 @@ def document(
         "floor": _floor_of_host(floors, runs[0].host),
         "pick": _pick(found, floors).as_json(),
         "cells": [cell.as_json() for cell in found],
-        "runs": [_told(run) for run in runs],
+        "runs": [_told(run, ended=run.done is not None or not_run is not None) for run in runs],
     }
     hosts = {run.host: dict(run.json.get("machine", {})) for run in runs}
     return {**made, "machines": hosts} if len(hosts) > 1 else made
@@ -95,23 +96,23 @@ def _read(number: int, folder: Folder) -> _Run:
     return _Run(name, folder, folder.run, folder.done, folder.read_trials(), folder.floors())
 
 
-def _planned(run: _Run, not_run: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+def _planned(run: _Run, not_run: Sequence[Mapping[str, Any]] | None) -> Iterable[dict[str, Any]]:
     """Every cell that a run was about, with why it has no trials where it has none."""
     done = run.done or {}
-    usual = done.get("stopped") or ("not finished" if run.done is None else "no trial of it ended")
+    usual = done.get("stopped") or ("not finished" if run.done is None and not_run is None else "no trial of it ended")
     for entry in run.json.get("cells", ()):
         yield {**entry, "why": entry.get("why") or (usual if entry.get("verdict") in (None, "not run") else None)}
-    yield from (dict(entry) for entry in (*done.get("not_run", ()), *not_run))
+    yield from (dict(entry) for entry in (*done.get("not_run", ()), *(not_run or ())))
 
 
-def _told(run: _Run) -> dict[str, Any]:
+def _told(run: _Run, *, ended: bool) -> dict[str, Any]:
     """What a reader should know about a run beside its cells."""
     return {
         "name": run.folder.path.name,
         **{name: run.json.get(name) for name in ("profile", "seed", "created", "commit", "command")},
         "host": run.host,
         "trials": len({(row["trial"], row["attempt"]) for row in run.read.rows}),
-        "finished": run.done is not None,
+        "finished": ended,
         "dropped": run.read.dropped,
         "repeated": run.read.repeated,
     }

@@ -117,42 +117,49 @@ def _line(key: tuple[str, str, str, str], cells: Mapping[str, Json], columns: Se
 
 
 def cell_text(cell: Json | None) -> tuple[str, ...]:
-    """What a cell says: ``("✓ kept", "0/3 ≤ 71 %")``, ``("· not run",)``."""
+    """What a cell says, in parts that belong together: ``("✓ kept", "0/3 ≤ 71 %")``, ``("· not run",)``."""
     if cell is None:
         return (DASH,)
-    verdict: str = cell["verdict"]
-    mark = f"{MARKS.get(verdict, '?')} {verdict}".strip()
+    mark = f"{MARKS.get(cell['verdict'], '?')} {cell['verdict']}".strip()
     if cell["trials"] == 0:
         return (mark,)
-    if cell["expected"] is not None:
-        mark += " (expected)"
-    return mark, _figures(cell)
+    return (mark, *(["(expected)"] if cell["expected"] is not None else []), *_figures(cell))
 
 
-def _figures(cell: Json) -> str:
+def _figures(cell: Json) -> list[str]:
     if cell["verdict"] == "unknown":
-        return f"{cell['trials']} {_plural('trial', cell['trials'])}"
-    recorded = cell["gaps"] is not None
-    losing, of = (
-        (cell["gaps_with_loss"], cell["gaps"]) if recorded else (cell["trials_with_loss"], cell["trials_counted"])
-    )
-    text = f"{losing or 0}/{of}{' gaps' if recorded else ''}"
+        return [_counted(cell["trials"], "trial")]
+    parts = _losing(cell)
+    if cell["recordings"] is not None:
+        parts.append(f"{cell['trials']:,} states, {cell['recordings']} rec.")
+    for name, word in (("unavailable", "down"), ("trials_unknown", "unknown")):
+        parts += [f"{cell[name]} {word}"] if cell[name] else []
+    return parts
+
+
+def _losing(cell: Json) -> list[str]:
+    """Losing of all and the rate that this allows; where nothing is promised, how much was lost in place of a bound."""
+    losing, of, unit = cell["trials_with_loss"], cell["trials_counted"], ""
+    if cell["gaps"] is not None:
+        losing, of, unit = cell["gaps_with_loss"], cell["gaps"], " gaps"
+    if not of:
+        return []
     if cell["verdict"] == "no-promise":
-        text += f" lost {cell['lost'] or 0} of {cell['acked'] or 0}"
-    elif of:
-        text += f" {bound_text(losing, of)}"
-    return f"{text}, {cell['unavailable']} down" if cell["unavailable"] else text
+        lost = f"lost {cell['lost'] or 0:,}/{cell['acked'] or 0:,}"
+        return [f"{losing}/{of}{unit}", lost] if unit else [f"{losing}/{of} {lost}"]
+    return [f"{losing}/{of}{unit} {bound_text(losing, of)}"]
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, a dash for what was not measured."""
+    """Three significant digits and at most four decimals, a dash for what was not measured."""
     if value is None:
         return DASH
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{round(value, 4):.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+def _counted(count: int, word: str) -> str:
+    """``1 trial``, ``1,200 trials``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 # --- sentences
@@ -202,32 +209,33 @@ def size_text(size_bytes: int) -> str:
 
 
 def _run(run: Json) -> str:
-    parts = [f"run {run['name']}: {run['trials']:,} trials", f"seed {run['seed']}"]
-    if not run["finished"] and run["trials"]:
-        parts.append("unfinished or just ended")
+    parts = [f"run {run['name']}: {_counted(run['trials'], 'trial')}", f"seed {run['seed']}"]
+    if not run["finished"]:
+        parts.append("unfinished")
     if run["dropped"]:
-        parts.append(f"{run['dropped']} torn {_plural('row', run['dropped'])} dropped")
+        parts.append(f"{_counted(run['dropped'], 'torn row')} dropped")
     return ", ".join(parts)
 
 
 def findings(document: Json) -> list[str]:
-    """One line for every cell that is broken or unknown, with what decided and how to see it again."""
-    lines = []
+    """One line for everything that is broken or unknown, with what decided and how to see it again."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
     for cell in document["cells"]:
         if cell["verdict"] not in ("broken", "unknown"):
             continue
-        where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}, {cell['namespace']}"
         expected = f" (expected: {cell['expected']})" if cell["expected"] is not None else ""
-        replay = f"; again: {cell['replay']}" if cell["replay"] else ""
+        where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
         said = f"{MARKS[cell['verdict']]} {cell['verdict']}{expected} {where}"
-        lines.append(f"{said}: {cell['why'] or 'no reason recorded'}{replay}")
-    for cell in document["cells"]:
-        if cell["dangling"]:
-            where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
-            lines.append(
-                f"{where}: {cell['dangling']} dangling (metadata whose data is gone), {cell['orphan'] or 0} orphans"
-            )
-    return lines
+        replay = f"; again: {cell['replay']}" if cell["replay"] else ""
+        grouped.setdefault((said, cell["why"] or "no reason recorded", replay), []).append(cell["namespace"])
+    lines = [f"{said}, {' and '.join(spaces)}: {why}{again}" for (said, why, again), spaces in grouped.items()]
+    return lines + [_dangling(cell) for cell in document["cells"] if cell["dangling"]]
+
+
+def _dangling(cell: Json) -> str:
+    where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
+    orphans = _counted(cell["orphan"] or 0, "orphan")
+    return f"{where}: {cell['dangling']} dangling (metadata whose data is gone), {orphans}"
 
 
 def not_judged(document: Json) -> list[str]:
@@ -238,7 +246,7 @@ def not_judged(document: Json) -> list[str]:
             by_fault = reasons.setdefault((cell["verdict"], cell["why"] or "no reason recorded"), {})
             by_fault.setdefault(cell["fault"], {})[f"{cell['backend']}:{cell['setting']}"] = None
     return [
-        f"{verdict}: {why}: " + "; ".join(f"{fault} ({_some(list(settings))})" for fault, settings in by_fault.items())
+        f"{verdict}: {why}: " + "; ".join(f"{fault} of {_some(list(settings))}" for fault, settings in by_fault.items())
         for (verdict, why), by_fault in reasons.items()
     ]
 
@@ -252,9 +260,12 @@ def pick_lines(document: Json) -> list[str]:
     pick = document["pick"]
     lines = [f"pick: {pick['setting']}: {pick['why']}" if pick["setting"] else f"no pick: {pick['why']}"]
     lines += [f"not tried: {what}" for what in pick["not_tried"]]
-    seen = dict.fromkeys(cell["fault"] for cell in document["cells"] if cell["trials"])
-    blind = [f"{fault} cannot see {FAULTS[fault].cannot_see}" for fault in seen if fault in FAULTS and fault != "none"]
-    return lines + ([f"what they cannot see: {'; '.join(blind)}"] if blind else [])
+    seen = {cell["fault"] for cell in document["cells"] if cell["trials"]} - {"none"}
+    blind: dict[str, list[str]] = {}
+    for fault in FAULTS.values():
+        if fault.name in seen:
+            blind.setdefault(fault.cannot_see, []).append(fault.name)
+    return lines + [f"{' and '.join(faults)} cannot see: {what}" for what, faults in blind.items()]
 
 
 def goal_line(document: Json) -> str | None:

@@ -113,7 +113,8 @@ def _not_tried(cells: Sequence[Cell]) -> tuple[str, ...]:
         if fault.destroys in (Domain.NOTHING, Domain.FLUSHED, Domain.AT_REST):
             continue
         mine = [cell for cell in cells if cell.fault == fault.name]
-        if not any(cell.judged for cell in mine):
+        possible = not mine or any(cell.verdict != NOT_POSSIBLE for cell in mine)
+        if possible and not any(cell.judged for cell in mine):
             whys = dict.fromkeys(cell.why for cell in mine if cell.verdict == "not run" and cell.why)
             found.append(f"{fault.name}: {'; '.join(whys) or 'not asked for'}")
     tried = {cell.label for cell in cells if cell.judged}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 120
 _STYLES = {"kept": "blue", "within": "cyan", "broken": "bold dark_orange", "unknown": "yellow"}
-_BETWEEN = 2
 
 
 def table(document: Json, console: Console) -> None:
@@ -28,7 +28,7 @@ def table(document: Json, console: Console) -> None:
         _say(console, line, "dim")
     for grid in layout.grids(document):
         console.print()
-        console.print(_table(grid, _two_lines(grid, console.width)))
+        console.print(_table(grid, _form(grid, console.width)))
     for line in layout.LEGEND:
         _say(console, line, "dim")
     for lines in (layout.findings(document), layout.not_judged(document), layout.pick_lines(document)):
@@ -63,32 +63,54 @@ def _texts(line: Line, joined: str) -> list[str]:
     return [f"  {line.setting}", line.tier, line.namespace, *faults, line.p50, line.p99, line.bytes_per_byte]
 
 
-def _two_lines(grid: Grid, width: int) -> bool:
-    """Whether verdict and figures must stand below each other, for the table to fit."""
-    rows = [_columns(grid), *(_texts(line, " ") for line in grid.lines)]
-    widest = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return sum(widest) + _BETWEEN * (len(widest) - 1) > width
+@dataclass(frozen=True)
+class _Form:
+    """How the parts of a cell are joined, how far columns are apart, and whether the table then fits."""
+
+    joined: str
+    between: int
+    fits: bool
 
 
-def _table(grid: Grid, two_lines: bool) -> Table:
+def _form(grid: Grid, width: int) -> _Form:
+    """Verdict and figures side by side where there is room, below each other where there is less."""
+    for joined, between in ((" ", 2), ("\n", 2), ("\n", 1)):
+        rows = [_columns(grid), *(_texts(line, joined) for line in grid.lines)]
+        widest = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+        if 2 + sum(widest) + between * (len(widest) - 1) <= width:
+            return _Form(joined, between, fits=True)
+    return _Form("\n", 1, fits=False)
+
+
+def _width(said: str) -> int:
+    return max(map(len, said.split("\n")))
+
+
+def _table(grid: Grid, form: _Form) -> Table:
     made = Table(
-        title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, _BETWEEN, 0, 0)
+        title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, form.between, 0, 0)
     )
     figures = len(grid.columns) + 3
     for number, name in enumerate(_columns(grid)):
-        made.add_column(name, justify="right" if number >= figures else "left", no_wrap=number < 3)
-    backend = None
+        made.add_column(name, justify="right" if number >= figures else "left", no_wrap=form.fits or number < 3)
+    before: Line | None = None
     for line in grid.lines:
-        if line.backend != backend:
-            if backend is not None:
+        if before is None or line.backend != before.backend:
+            if before is not None:
                 made.add_section()
-            backend = line.backend
-            made.add_row(Text(backend, style="bold"))
-        made.add_row(*_cells(line, "\n" if two_lines else " "))
+            made.add_row(Text(line.backend, style="bold"))
+        made.add_row(*_cells(line, form.joined, same=before is not None and _setting(line) == _setting(before)))
+        before = line
     return made
 
 
-def _cells(line: Line, joined: str) -> Sequence[Text]:
+def _setting(line: Line) -> tuple[str, str, str]:
+    return line.backend, line.setting, line.tier
+
+
+def _cells(line: Line, joined: str, *, same: bool) -> Sequence[Text]:
+    """The cells of a line; setting and tier are said once for metadata and data."""
     texts = _texts(line, joined)
+    texts[:2] = ["", ""] if same else texts[:2]
     styles = ["", "", "dim", *(_STYLES.get(verdict, "dim") for verdict in line.verdicts), "", "", ""]
     return [Text(each, style=style) for each, style in zip(texts, styles, strict=True)]

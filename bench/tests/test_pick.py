@@ -1,0 +1,163 @@
+"""What is picked, and above all what is never picked: speed and survived kills are not enough."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from durabench.report import NOT_POSSIBLE, Cell, pick
+
+DESTROYED = {
+    "none": "nothing",
+    "kill-client": "client",
+    "kill-server": "server",
+    "reset-machine": "machine",
+    "cut-power": "drive",
+    "lying-drive": "flushed",
+}
+KILLS = ("none", "kill-client", "kill-server")
+ALL = (*KILLS, "reset-machine", "cut-power")
+
+
+def cells_of(label, tier, p50_ms, faults=ALL, *, verdicts=None, whys=None, namespaces=("metadata", "data")):
+    backend, setting = label.split(":")
+    return [
+        Cell(
+            backend,
+            setting,
+            tier,
+            namespace,
+            "agent",
+            fault,
+            "here" if fault in KILLS else "guest",
+            "0a1b2c3d",
+            destroyed=DESTROYED[fault],
+            trials=0 if (verdicts or {}).get(fault) in ("not run", NOT_POSSIBLE) else 50,
+            put_p50_ms=p50_ms if fault == "none" else None,
+            verdict=(verdicts or {}).get(fault, "kept"),
+            why=(whys or {}).get(fault),
+        )
+        for namespace, fault in itertools.product(namespaces, faults)
+    ]
+
+
+TEMPTING = [
+    *cells_of("postgres:fsync-off", "T1", 0.05),
+    *cells_of("postgres:off", "T2 0.6 s", 0.06),
+    *cells_of("sqlite:off", "T1", 0.02),
+    *cells_of("valkey:aof-no", "T1", 0.03),
+    *cells_of("redis:aof-no", "T1", 0.03),
+    *cells_of("files:rename", "T1", 0.01),
+]
+"""The fastest, and lossless under every fault that is shown here: none of them promises to be."""
+DURABLE = [*cells_of("files:fsync-dir", "T3", 2.0), *cells_of("sqlite:wal-full", "T3", 1.0)]
+
+
+def test_the_fastest_durable_setting_is_picked():
+    picked = pick([*TEMPTING, *DURABLE], 0.1)
+    assert picked.setting == "sqlite:wal-full"
+    assert "files:fsync-dir" in picked.why
+    assert "1 ms" in picked.why
+
+
+def test_what_does_not_promise_it_is_never_picked_however_fast_and_lossless():
+    assert pick(TEMPTING, 0.0).setting is None
+    for fault_set in (KILLS, ALL):
+        shown = [cell for cell in [*TEMPTING, *DURABLE] if cell.fault in fault_set]
+        picked = pick(shown, 0.0)
+        assert picked.setting in (None, "sqlite:wal-full")
+        assert not set(picked.tied) & {cell.label for cell in TEMPTING}
+
+
+def test_without_a_power_cut_there_is_no_pick_and_that_is_the_reason():
+    killed = [cell for cell in [*TEMPTING, *DURABLE] if cell.fault in KILLS]
+    picked = pick(killed, 0.0)
+    assert picked.setting is None
+    assert "no power cut" in picked.why
+    assert "cut-power: not asked for" in picked.not_tried
+    cut = {"cut-power": "not run"}
+    not_cut = cells_of("sqlite:wal-full", "T3", 1.0, verdicts=cut, whys={"cut-power": "qemu is missing"})
+    picked = pick(not_cut, 0.0)
+    assert picked.setting is None
+    assert "no power cut" in picked.why
+    assert "cut-power: qemu is missing" in picked.not_tried
+
+
+@pytest.mark.parametrize("fault", ALL)
+@pytest.mark.parametrize("verdict", ["broken", "unknown", "no-promise", "within"])
+def test_one_cell_that_is_not_kept_is_enough_against_a_setting(fault, verdict):
+    flawed = cells_of("sqlite:wal-full", "T3", 1.0, verdicts={fault: verdict}, whys={fault: "because"})
+    picked = pick([*flawed, *cells_of("files:fsync-dir", "T3", 2.0)], 0.0)
+    assert picked.setting == "files:fsync-dir"
+    alone = pick(flawed, 0.0)
+    assert alone.setting is None
+    assert f"{fault}, metadata: {verdict} (because)" in alone.why
+
+
+@pytest.mark.parametrize("fault", ["none", "kill-client", "kill-server", "cut-power"])
+def test_a_fault_that_was_not_run_is_no_evidence(fault):
+    lacking = cells_of("sqlite:wal-full", "T3", 1.0, verdicts={fault: "not run"}, whys={fault: "budget"})
+    picked = pick([*lacking, *cells_of("files:fsync-dir", "T3", 2.0)], 0.0)
+    assert picked.setting == "files:fsync-dir"
+
+
+def test_a_reset_that_was_not_run_is_covered_by_the_power_cut_that_was():
+    lacking = cells_of("sqlite:wal-full", "T3", 1.0, verdicts={"reset-machine": "not run"})
+    assert pick(lacking, 0.0).setting == "sqlite:wal-full"
+
+
+def test_what_cannot_happen_stands_against_nobody():
+    embedded = cells_of("sqlite:wal-full", "T3", 1.0, verdicts={"kill-server": NOT_POSSIBLE})
+    picked = pick(embedded, 0.0)
+    assert picked.setting == "sqlite:wal-full"
+    assert not any("kill-server" in line for line in picked.not_tried)
+
+
+def test_both_namespaces_must_survive_the_power_cut():
+    metadata_only = [
+        cell for cell in cells_of("sqlite:wal-full", "T3", 1.0) if (cell.namespace, cell.fault) != ("data", "cut-power")
+    ]
+    picked = pick(metadata_only, 0.0)
+    assert picked.setting is None
+    assert "no power cut judged for its data" in picked.why
+
+
+def test_a_lying_drive_stands_against_nobody():
+    lied_to = cells_of("sqlite:wal-full", "T3", 1.0, (*ALL, "lying-drive"), verdicts={"lying-drive": "no-promise"})
+    assert pick(lied_to, 0.0).setting == "sqlite:wal-full"
+
+
+def test_settings_that_differ_less_than_the_floor_moved_are_a_tie():
+    picked = pick([*DURABLE, *cells_of("postgres:on", "T3", 9.0)], 1.0)
+    assert picked.setting is None
+    assert set(picked.tied) == {"files:fsync-dir", "sqlite:wal-full"}
+    assert "tie" in picked.why
+    assert "1 ms" in picked.why
+
+
+def test_without_latencies_there_is_nothing_to_choose_by():
+    picked = pick([*cells_of("files:fsync-dir", "T3", None), *cells_of("sqlite:wal-full", "T3", None)], 0.0)
+    assert picked.setting is None
+    assert set(picked.tied) == {"files:fsync-dir", "sqlite:wal-full"}
+    assert "no latency" in picked.why
+
+
+def test_the_metadata_put_decides_since_every_step_makes_one():
+    slow_data = [
+        Cell(**{**cell.as_json(), "put_p50_ms": 50.0}) if cell.namespace == "data" and cell.put_p50_ms else cell
+        for cell in cells_of("sqlite:wal-full", "T3", 1.0)
+    ]
+    assert pick([*slow_data, *cells_of("files:fsync-dir", "T3", 2.0)], 0.0).setting == "sqlite:wal-full"
+
+
+def test_settings_promised_to_be_durable_that_never_ran_are_named():
+    nothing = dict.fromkeys(ALL, "not run")
+    absent = cells_of("s3-swift:unversioned", "T3", None, verdicts=nothing, whys=dict.fromkeys(ALL, "no swift here"))
+    picked = pick([*DURABLE, *absent], 0.0)
+    assert picked.setting == "sqlite:wal-full"
+    assert "s3-swift:unversioned: no swift here" in picked.not_tried
+
+
+def test_nothing_asked_for_is_no_pick():
+    assert pick([]).setting is None

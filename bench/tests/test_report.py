@@ -1,0 +1,541 @@
+"""What a report says about recorded trials: sums, bounds, verdicts, exit status, and every format of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from durabench import report
+from durabench.report import NOT_POSSIBLE, Cell, Expectation
+from durabench.results import Folder
+
+GOLDEN = Path(__file__).parent / "golden"
+HOST = "0a1b2c3d"
+DESTROYED = {
+    "none": "nothing",
+    "kill-client": "client",
+    "kill-server": "server",
+    "reset-machine": "machine",
+    "cut-power": "drive",
+    "lying-drive": "flushed",
+}
+MACHINE = {
+    "id": HOST,
+    "system": "Linux",
+    "kernel": "6.1.0",
+    "cpu_model": "Example 9000",
+    "cores": 2,
+    "memory_bytes": 8 << 30,
+    "virtualisation": "none",
+    "device": {
+        "name": "nvme0n1",
+        "model": "Example SSD",
+        "rotational": False,
+        "write_cache": "write back",
+        "fua": True,
+    },
+    "filesystem": "ext4",
+    "mount_options": "rw,relatime",
+    "latency": None,
+}
+TIERS = {
+    "memory:dict": "T0",
+    "files:rename": "T1",
+    "files:fsync-dir": "T3",
+    "postgres:on": "T3",
+    "postgres:off": "T2 0.6 s",
+    "redis:aof-everysec": "T2 2 s",
+    "s3-moto:unversioned": NOT_POSSIBLE,
+}
+
+
+def row(label="files:fsync-dir", fault="kill-client", namespace="metadata", trial=0, **more):
+    backend, setting = label.split(":")
+    lane = "here" if fault in ("none", "kill-client", "kill-server") else "guest"
+    usual = {
+        "trial": trial,
+        "backend": backend,
+        "setting": setting,
+        "tier": TIERS[label],
+        "namespace": namespace,
+        "workload": "agent",
+        "writers": 1,
+        "fault": fault,
+        "destroyed": DESTROYED[fault],
+        "lane": lane,
+        "host": HOST,
+        "seed": trial * 7,
+        "struck": None if fault == "none" else "inside",
+        "acked": 20,
+        "in_doubt": 1,
+        **dict.fromkeys(("lost", "torn", "corrupt", "damaged_acked", "stale", "phantom", "resurrected", "hole"), 0),
+        "unavailable": False,
+        "payload_bytes": 40_960,
+        "verdict": "kept",
+    }
+    return {**usual, **more}
+
+
+def entry(label, fault, namespace="metadata", **more):
+    whole = row(label, fault, namespace)
+    return {name: whole[name] for name in report.KEY} | more
+
+
+def cell_of(*rows, **more):
+    (found,) = report.cells(rows, **more)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def test_counts_are_sums_that_skip_what_was_not_measured():
+    cell = cell_of(row(lost=2, size_bytes=None), row(trial=1, lost=None, dangling=3), row(trial=2, lost=1, acked=None))
+    assert (cell.lost, cell.acked, cell.dangling) == (3, 40, 3)
+    assert cell.trials == 3
+    assert cell.orphan is None, "null only where every row is"
+    assert cell.size_bytes is None
+    assert cell.versions_lost is None
+
+
+def test_the_bound_of_a_process_fault_counts_trials():
+    clean = cell_of(*(row(trial=trial) for trial in range(3)))
+    assert (clean.trials_with_loss, clean.trials_counted) == (0, 3)
+    assert clean.loss_rate_low == 0
+    assert clean.loss_rate_high == pytest.approx(1 - 0.025 ** (1 / 3), abs=1e-6)
+    lossy = cell_of(*(row(trial=trial, lost=9 * (trial < 2), verdict="broken") for trial in range(5)))
+    assert (lossy.trials_with_loss, lossy.trials_counted) == (2, 5)
+    assert 0.05 < lossy.loss_rate_low < 2 / 5 < lossy.loss_rate_high < 0.9
+
+
+@pytest.mark.parametrize("how", ["lost", "stale", "damaged_acked"])
+def test_an_acknowledged_value_that_is_stale_or_damaged_is_a_loss(how):
+    assert cell_of(row(**{how: 1}, verdict="broken")).trials_with_loss == 1
+
+
+def test_a_torn_put_in_doubt_is_no_loss():
+    assert cell_of(row(torn=1, damaged_acked=0)).trials_with_loss == 0
+
+
+def test_unavailable_and_unknown_trials_stand_apart_from_the_loss_rate():
+    cell = cell_of(
+        row(trial=0),
+        row(trial=1, unavailable=True, lost=None, verdict="broken", why="unavailable"),
+        row(trial=2, lost=5, verdict="unknown", why="a control failed"),
+    )
+    assert (cell.trials, cell.trials_unknown, cell.unavailable) == (3, 1, 1)
+    assert (cell.trials_with_loss, cell.trials_counted) == (0, 1)
+    assert (cell.verdict, cell.why) == ("broken", "unavailable")
+    nothing = cell_of(row(verdict="unknown", why="a control failed"))
+    assert nothing.trials_with_loss is None
+    assert nothing.loss_rate_high is None
+
+
+def test_the_bound_of_a_recorded_fault_counts_gaps_not_states():
+    states = [
+        row(
+            "files:fsync-dir",
+            "cut-power",
+            trial=at,
+            recording=f"r{at % 2}",
+            position=at,
+            gap=at // 10,
+            lost=int(at == 3),
+        )
+        for at in range(40)
+    ]
+    cell = cell_of(*states)
+    assert (cell.trials, cell.recordings, cell.gaps, cell.gaps_with_loss) == (40, 2, 8, 1)
+    assert (cell.loss_rate_low, cell.loss_rate_high) == pytest.approx((0.003160, 0.526510), abs=1e-5)
+    clean = cell_of(*({**state, "lost": 0} for state in states))
+    assert clean.loss_rate_high == pytest.approx(1 - 0.025 ** (1 / 8), abs=1e-6), (
+        "forty states of eight gaps prove eight"
+    )
+
+
+def test_gaps_of_two_runs_are_not_the_same_gaps():
+    states = [row("files:fsync-dir", "cut-power", recording="r0", gap=1, run=run) for run in ("a", "b")]
+    cell = cell_of(*states)
+    assert (cell.trials, cell.recordings, cell.gaps) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "verdicts,expected",
+    [
+        ("kept kept", "kept"),
+        ("kept within", "within"),
+        ("within no-promise kept", "no-promise"),
+        ("kept broken unknown", "broken"),
+        ("kept unknown unknown", "kept"),
+        ("unknown unknown", "unknown"),
+    ],
+)
+def test_a_cell_has_the_worst_verdict_and_unknown_decides_only_alone(verdicts, expected):
+    rows = [row(trial=at, verdict=verdict, why=f"{verdict}!") for at, verdict in enumerate(verdicts.split())]
+    random.Random(verdicts).shuffle(rows)
+    cell = cell_of(*rows)
+    assert (cell.verdict, cell.why) == (expected, f"{expected}!")
+
+
+def test_slow_puts_that_were_mostly_missed_are_not_called_kept():
+    def found(p50_ns, struck, verdict="kept"):
+        rows = [row(fault="none"), *(row(trial=at, struck=where, verdict=verdict) for at, where in enumerate(struck))]
+        return report.cells(rows, latencies=lambda one: [p50_ns] * 10 if one["fault"] == "none" else ())[1]
+
+    missed = found(2_000_000, ["inside", "before", "after"])
+    assert missed.verdict == "unknown"
+    assert "1 of 3 strikes" in (missed.why or "")
+    assert found(2_000_000, ["inside", "inside", "after", "before"]).verdict == "kept", "half is enough"
+    assert found(900_000, ["before"] * 3).verdict == "kept", "a signal takes longer than such a put"
+    assert found(2_000_000, ["before"] * 3, "broken").verdict == "broken", "a loss is a loss, wherever the strike fell"
+
+
+def test_latency_comes_from_peace_on_this_host_only():
+    samples = list(range(1_000_000, 1_400_000, 1_000))
+
+    def found(fault, lane="here", taken=samples):
+        return cell_of(row(fault=fault, lane=lane), latencies=lambda _: taken, floor_of=lambda _host, _size: 0.5)
+
+    peace = found("none")
+    assert peace.put_p50_ms == pytest.approx(1.2, abs=0.01)
+    assert peace.put_p99_ms == pytest.approx(1.396, abs=0.01)
+    assert peace.floor_p50_ms == 0.5
+    for other in (found("kill-client"), found("none", "guest")):
+        assert (other.put_p50_ms, other.put_p99_ms, other.floor_p50_ms) == (None, None, None)
+    assert found("none", taken=samples[:367]).put_p99_ms is None, "no p99 under 368"
+    assert found("none", taken=[]).put_p50_ms is None
+
+
+def test_bytes_per_payload_byte_uses_trials_that_have_both():
+    assert cell_of(row(size_bytes=100, payload_bytes=50), row(trial=1, payload_bytes=999)).bytes_per_payload_byte == 2
+    assert cell_of(row()).bytes_per_payload_byte is None
+
+
+def test_cells_that_were_not_judged_say_why():
+    planned = [
+        entry("s3-moto:unversioned", "kill-server", verdict="not rated", why="a mock: it has no disk"),
+        entry("files:rename", "kill-server", verdict=NOT_POSSIBLE, why="no server"),
+        entry("postgres:on", "kill-client"),
+        entry("postgres:on", "kill-client", why="budget"),
+    ]
+    found = {(cell.backend, cell.fault): cell for cell in report.cells([], planned)}
+    assert {(cell.trials, cell.verdict, cell.why) for cell in found.values()} == {
+        (0, "not rated", "a mock: it has no disk"),
+        (0, NOT_POSSIBLE, "no server"),
+        (0, "not run", "budget"),
+    }
+
+
+def test_rows_of_controls_enter_no_cell():
+    assert report.cells([row("memory:dict", control="positive", verdict="broken", lost=3)]) == []
+
+
+def test_every_field_of_a_cell_is_documented_in_order():
+    assert [field.name for field in fields(Cell)] == list(report.CELL)
+    promised = """backend setting tier namespace workload fault lane host trials trials_with_loss gaps gaps_with_loss
+        loss_rate_low loss_rate_high loss_window_p50_s loss_window_max_s put_p50_ms put_p99_ms floor_p50_ms
+        bytes_per_payload_byte verdict why lost torn stale"""
+    assert set(promised.split()) <= set(report.CELL)
+
+
+# ---------------------------------------------------------------------------------------------------- exit status
+
+
+def status_of(*rows, planned=(), expectations=(), doubts=()):
+    found = report.cells(rows, planned, expectations=expectations)
+    return report.exit_status({"cells": [cell.as_json() for cell in found]}, doubts=doubts)
+
+
+def test_the_exit_status_by_the_table_of_the_design():
+    broken = row(verdict="broken", lost=1)
+    unknown = row(namespace="data", verdict="unknown")
+    known = [Expectation(setting="files:fsync-dir", fault="kill-client", reason="known")]
+    asked = entry("postgres:on", "kill-server", verdict="not run", why="x", by_name=True)
+    unasked = {**asked, "by_name": False}
+    assert status_of(row()) == 0
+    assert status_of(row(verdict="no-promise", lost=9), row(namespace="data", verdict="within", lost=1)) == 0
+    assert status_of(planned=[entry("s3-moto:unversioned", "cut-power", verdict="not rated", by_name=True)]) == 0
+    assert status_of(planned=[entry("files:rename", "kill-server", verdict=NOT_POSSIBLE, by_name=True)]) == 0
+    assert status_of(row(), planned=[unasked]) == 0
+    assert status_of(row(), planned=[asked]) == 3
+    assert status_of(row(), unknown) == 3
+    assert status_of(row(), doubts=["a control failed"]) == 3
+    assert status_of(broken) == 1
+    assert status_of(broken, unknown, planned=[asked], doubts=["x"]) == 1, "1 before 3"
+    assert status_of(broken, expectations=known) == 0
+    assert status_of(broken, unknown, expectations=known) == 3
+    assert status_of({**broken, "fault": "kill-server"}, expectations=known) == 1, "known under another fault only"
+
+
+def test_expectations_are_read_and_mistakes_named(tmp_path):
+    path = tmp_path / "expected.toml"
+    path.write_text('[[expected]]\nsetting = "a:b"\nfault = "cut-power"\nreason = "known since 2024"\n')
+    assert report.load_expectations(path) == [Expectation(setting="a:b", fault="cut-power", reason="known since 2024")]
+    for wrong in ('[[expected]]\nsetting = "a:b"\n', '[[expect]]\nsetting = "a:b"\n', "x ="):
+        path.write_text(wrong)
+        with pytest.raises(report.ExpectationsError, match="setting, fault and reason"):
+            report.load_expectations(path)
+    with pytest.raises(report.ExpectationsError, match="cannot be read"):
+        report.load_expectations(tmp_path / "absent.toml")
+
+
+# ---------------------------------------------------------------------------------------------------- documents
+
+
+def recorded(path, machine=MACHINE, *, done=True, trials=3):
+    """A small campaign with one of everything, written through the result folder."""
+    planned = [
+        entry(label, fault, namespace, host=machine["id"])
+        for label in TIERS
+        for namespace in ("metadata", "data")
+        for fault in ("none", "kill-client", "kill-server", "cut-power")
+    ]
+    for one in planned:
+        label = f"{one['backend']}:{one['setting']}"
+        if label == "s3-moto:unversioned" and one["fault"] in ("kill-server", "cut-power"):
+            one.update(verdict="not rated", why="a mock: it has no disk")
+        elif one["fault"] == "kill-server" and one["backend"] in ("memory", "files"):
+            one.update(verdict=NOT_POSSIBLE, why="an embedded store has no server")
+        elif one["fault"] == "cut-power" and one["backend"] in ("memory", "redis"):
+            one.update(verdict="not run", why="QEMU is missing: apt-get install qemu-system-x86")
+    folder = Folder.create_at(path)
+    folder.begin(
+        {"created": "2026-12-01T10:15:00+00:00", "profile": "quick", "seed": 1, "machine": machine, "cells": planned}
+    )
+    for when, p50_ns in (("before", 200_000), ("between", 210_000), ("after", 190_000)):
+        for size_bytes, factor in ((2048, 1), (1 << 20, 10)):
+            at, n = folder.append_samples([p50_ns * factor] * 40)
+            common = {"when": when, "host": machine["id"], "size_bytes": size_bytes, "samples_at": at, "samples_n": n}
+            folder.append_floor({"time": "2026-12-01T10:15:01+00:00", "n": n, "p50_ns": p50_ns * factor, **common})
+    number = 0
+    for _ in range(trials):
+        for label, fault in OUTCOMES:
+            rows = [one for one in _rows(folder, label, fault, number, machine["id"]) if one]
+            folder.append(rows)
+            number += 1
+    if done:
+        folder.finish(1, stopped="budget")
+    return Folder.open(path)
+
+
+P50_NS = {
+    "memory:dict": 2_000,
+    "files:rename": 60_000,
+    "files:fsync-dir": 900_000,
+    "postgres:on": 500_000,
+    "postgres:off": 100_000,
+    "redis:aof-everysec": 90_000,
+    "s3-moto:unversioned": 3_000_000,
+}
+OUTCOMES = {
+    ("memory:dict", "none"): {"lost": 20, "verdict": "no-promise"},
+    ("memory:dict", "kill-client"): {"lost": 20, "loss_window_s": 0.2, "verdict": "no-promise"},
+    ("files:rename", "none"): {},
+    ("files:rename", "kill-client"): {},
+    ("files:rename", "cut-power"): {"lost": 12, "loss_window_s": 4.5, "verdict": "no-promise"},
+    ("files:fsync-dir", "none"): {},
+    ("files:fsync-dir", "kill-client"): {},
+    ("files:fsync-dir", "cut-power"): {},
+    ("postgres:on", "none"): {},
+    ("postgres:on", "kill-client"): {},
+    ("postgres:on", "kill-server"): {},
+    ("postgres:on", "cut-power"): {},
+    ("postgres:off", "none"): {},
+    ("postgres:off", "kill-client"): {},
+    ("postgres:off", "kill-server"): {"lost": 3, "loss_window_s": 0.15, "verdict": "within"},
+    ("redis:aof-everysec", "kill-client"): {"verdict": "unknown", "why": "window not exercised"},
+    ("redis:aof-everysec", "kill-server"): {
+        "lost": 2,
+        "loss_window_s": 2.5,
+        "verdict": "broken",
+        "why": "2 lost, 2.5 s old | [bold]",
+    },
+    ("s3-moto:unversioned", "kill-client"): {
+        "unavailable": True,
+        "lost": None,
+        "verdict": "broken",
+        "why": "unavailable",
+    },
+}
+
+
+def _rows(folder, label, fault, number, host):
+    for namespace, factor in (("metadata", 1), ("data", 20)):
+        more = dict(OUTCOMES[label, fault])
+        more["payload_bytes"] = 40_960 if namespace == "metadata" else 20 << 20
+        if fault == "none":
+            rng = random.Random(f"{number}/{namespace}")
+            taken = [int(P50_NS[label] * factor * rng.uniform(0.9, 1.2)) for _ in range(130)]
+            more["samples_at"], more["samples_n"] = folder.append_samples(taken)
+            more["size_bytes"] = more["payload_bytes"] * 2
+        if fault == "cut-power":
+            more |= {"recording": f"r{number % 2}", "position": number, "gap": number % 5}
+        if more.get("verdict") == "broken":
+            more["replay"] = f"durabench replay results/local/x {number}"
+        if namespace == "metadata":
+            more |= {"dangling": 1 if label == "postgres:off" and fault == "kill-server" else 0, "orphan": 2}
+        yield row(label, fault, namespace, number, host=host, **more)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("report") / "2026-12-01T101500Z-0a1b2c3d-quick")
+
+
+@pytest.fixture(scope="module")
+def made(run):
+    known = [Expectation(setting="s3-moto:unversioned", fault="kill-client", reason="it is killed with its client")]
+    return report.document([run], expected=known)
+
+
+def test_the_document_has_what_the_design_promises(made):
+    assert {"schema_version", "machine", "floor", "pick", "cells"} <= set(made)
+    assert made["machine"]["id"] == HOST
+    assert made["floor"]["p50_ms"] == 0.2
+    assert (made["floor"]["lowest_p50_ms"], made["floor"]["highest_p50_ms"]) == (0.19, 0.21)
+    assert [size["size_bytes"] for size in made["floor"]["sizes"]] == [2048, 1 << 20]
+    assert made["pick"]["setting"] == "postgres:on"
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    for cell in made["cells"]:
+        assert list(cell) == list(report.CELL)
+    cells = {(c["backend"], c["setting"], c["namespace"], c["fault"]): c for c in made["cells"]}
+    assert len(cells) == 7 * 2 * 4
+    put = cells["files", "fsync-dir", "data", "none"]
+    assert put["floor_p50_ms"] == 2, "data is put beside the floor of its own size"
+    assert put["put_p99_ms"] is not None
+    assert cells["redis", "aof-everysec", "metadata", "none"]["why"] == "budget"
+    assert report.exit_status(made) == 1
+
+
+def test_a_run_that_just_ended_says_why_cells_have_no_trials(tmp_path):
+    folder = recorded(tmp_path / "run", done=False, trials=1)
+    missing = entry("redis:aof-everysec", "none")
+
+    def said(**more):
+        cells = report.document([folder], **more)["cells"]
+        return next(c["why"] for c in cells if (c["backend"], c["fault"]) == ("redis", "none"))
+
+    assert said() == "not finished"
+    assert said(not_run=[{**missing, "verdict": "not run", "why": "it did not come up"}]) == "it did not come up"
+
+
+def test_runs_of_one_machine_are_added_up_and_those_of_two_are_not(run, tmp_path):
+    again = recorded(tmp_path / "again", trials=2)
+    elsewhere = recorded(tmp_path / "elsewhere", {**MACHINE, "id": "ffffffff"})
+    together = report.document([run, again])
+    kept = [
+        c for c in together["cells"] if (c["backend"], c["setting"], c["fault"]) == ("postgres", "on", "kill-client")
+    ]
+    assert [c["trials"] for c in kept] == [5, 5]
+    assert together["pick"]["setting"] == "postgres:on"
+    apart = report.document([run, elsewhere])
+    assert len(apart["cells"]) == 2 * 7 * 2 * 4
+    assert apart["pick"]["setting"] is None
+    assert set(apart["machines"]) == {HOST, "ffffffff"}
+    assert "host ffffffff" in report.render(apart, "table")
+
+
+def test_dropped_rows_are_told(tmp_path):
+    folder = recorded(tmp_path / "torn", done=False, trials=1)
+    with (folder.path / "trials.jsonl").open("ab") as file:
+        file.write(b'{"trial": 99')
+    assert "1 torn row dropped" in report.render(report.document([folder]), "table")
+
+
+# ---------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("form,name", [("table", "txt"), ("json", "json"), ("csv", "csv"), ("markdown", "md")])
+def test_formats_look_as_they_did_when_somebody_looked(made, form, name, tmp_path):
+    """To accept a change: look at the file that the failure names, then copy it over the golden one."""
+    shown = tmp_path / f"report.{name}"
+    some = {**made, "cells": made["cells"][:10]} if form == "json" else made
+    shown.write_text(report.render(some, form))
+    assert (GOLDEN / shown.name).read_text() == shown.read_text(), f"look at {shown}"
+
+
+def test_a_table_is_plain_and_fits_where_it_is_piped(made):
+    shown = report.render(made, "table")
+    assert "\x1b" not in shown
+    assert "0/3 ≤ 71 %" in shown
+    tables = [line for line in shown.splitlines() if line.startswith("   ")]
+    assert len(tables) > 20
+    assert max(map(len, tables)) <= 120
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_table_adapts_to_the_terminal_and_to_no_color(made, monkeypatch, width):
+    def shown():
+        sink = io.StringIO()
+        report.table(made, Console(file=sink, force_terminal=True, width=width))
+        return sink.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in shown()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[(\d+;)*3\d", shown()), "a colour"
+    assert "[bold]" in shown(), "what a server says is not markup"
+
+
+def test_csv_has_a_line_per_cell_and_nothing_where_nothing_was_measured(made):
+    lines = list(csv.DictReader(io.StringIO(report.render(made, "csv"))))
+    assert len(lines) == len(made["cells"])
+    first = lines[0]
+    assert list(first) == list(report.CELL)
+    assert first["put_p99_ms"] != ""
+    assert first["recovery_p50_s"] == ""
+
+
+def test_markdown_keeps_what_servers_say_inside_its_line(made):
+    shown = report.render(made, "markdown")
+    assert "2.5 s old \\| [bold]" in shown
+    for line in shown.splitlines():
+        if line.startswith("| "):
+            assert line.count("|") - line.count("\\|") == 10
+
+
+def test_secrets_do_not_pass_through_a_report(made):
+    leaky = {**made, "runs": [{**made["runs"][0], "name": "redis://:hunter2@h/0"}]}
+    for form in ("table", "json", "markdown"):
+        assert "hunter2" not in report.render(leaky, form)
+
+
+def test_formats_and_files_are_checked_before_anything_runs(tmp_path, made, capsys):
+    asked = report.outputs(["table", f"json={tmp_path / 'a.json'}", f"csv={tmp_path / 'a.csv'}"])
+    report.write(made, asked)
+    assert json.loads((tmp_path / "a.json").read_text()) == made
+    assert (tmp_path / "a.csv").read_text() == report.render(made, "csv")
+    assert "pick: postgres:on" in capsys.readouterr().out
+    with pytest.raises(report.OutputError, match="table, json, csv, markdown"):
+        report.outputs(["html"])
+    with pytest.raises(report.OutputError, match="json=FILE"):
+        report.outputs(["table", "json"])
+    with pytest.raises(report.OutputError, match="cannot be written"):
+        report.write(made, report.outputs([f"json={tmp_path}/no/such/folder/a.json"]))
+
+
+def test_the_block_of_a_readme_is_replaced_and_the_rest_stays(tmp_path, made):
+    readme = tmp_path / "README.md"
+    readme.write_text("# Mine\n\n<!-- durabench:begin -->\nold\n<!-- durabench:end -->\n\nThe end.\n")
+    report.write_block(readme, made)
+    first = readme.read_text()
+    assert first.startswith("# Mine\n\n<!-- durabench:begin -->\n")
+    assert first.endswith("<!-- durabench:end -->\n\nThe end.\n")
+    assert report.render(made, "markdown") in first
+    assert "old" not in first.split("durabench:begin")[1][:10]
+    report.write_block(readme, made)
+    assert readme.read_text() == first
+    for wrong in ("# Mine\n", "<!-- durabench:end -->\n<!-- durabench:begin -->\n"):
+        readme.write_text(wrong)
+        with pytest.raises(report.OutputError, match="durabench:begin"):
+            report.write_block(readme, made)
+        assert readme.read_text() == wrong
