@@ -288,6 +288,7 @@ def _shows_no_password(url: str, parts: Mapping[str, Any]) -> bool:
 
 
 IDENTIFIER_MAX_BYTES = 63
+UNDEFINED_TABLE = "42P01"
 
 MAKE = 'CREATE {persistence} TABLE IF NOT EXISTS {table} (key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL)'
 PUT = "INSERT INTO {table} VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
@@ -333,26 +334,31 @@ class Table(NamedTuple):
 
 
 class PostgresStore:
-    """One connection to one namespace's table, with its statements prepared."""
+    """One connection to one namespace's table. Its put is prepared when it is opened, the rest when first used."""
 
     def __init__(self, session: Session, namespace: str, table: Callable[[str], Table]) -> None:
         self._session = session
         self._namespace = namespace
         self._table = table
-        self._puts: dict[str, bytes] = {}
-        name = table(namespace).name
+        self._statements: dict[tuple[str, str], bytes] = {}
         self._put = self._prepare_put(namespace)
-        self._put_if_absent = session.prepare(PUT_IF_ABSENT.format(table=name))
-        self._get = session.prepare(GET.format(table=name))
-        self._delete = session.prepare(DELETE.format(table=name))
 
     def _prepare_put(self, namespace: str) -> bytes:
         """The prepared put of a namespace, whose table is made if need be."""
-        if namespace not in self._puts:
-            table = self._table(namespace)
-            _make(self._session, table)
-            self._puts[namespace] = self._session.prepare(PUT.format(table=table.name))
-        return self._puts[namespace]
+        try:
+            return self._statement(PUT, namespace)
+        except Refused as error:
+            if not str(error).startswith(UNDEFINED_TABLE):
+                raise
+        _make(self._session, self._table(namespace))
+        return self._statement(PUT, namespace)
+
+    def _statement(self, text: str, namespace: str) -> bytes:
+        """The name of a prepared statement over a namespace's table."""
+        if (text, namespace) not in self._statements:
+            prepared = self._session.prepare(text.format(table=self._table(namespace).name))
+            self._statements[text, namespace] = prepared
+        return self._statements[text, namespace]
 
     def put(self, key: str, value: bytes) -> None:
         """One INSERT … ON CONFLICT DO UPDATE in its own transaction; returns when the server has committed it."""
@@ -362,7 +368,8 @@ class PostgresStore:
     def put_if_absent(self, key: str, value: bytes) -> bool:
         """INSERT … ON CONFLICT DO NOTHING; whether it inserted."""
         check_key(key)
-        return self._session.execute(self._put_if_absent, key.encode(), value).command_tuples == 1
+        statement = self._statement(PUT_IF_ABSENT, self._namespace)
+        return self._session.execute(statement, key.encode(), value).command_tuples == 1
 
     def put_many(self, values: Mapping[tuple[str, str], bytes]) -> None:
         """All puts in one transaction over any namespaces of this database."""
@@ -381,13 +388,13 @@ class PostgresStore:
     def get(self, key: str) -> bytes | None:
         """The row's value; None when there is no row."""
         check_key(key)
-        result = self._session.execute(self._get, key.encode())
+        result = self._session.execute(self._statement(GET, self._namespace), key.encode())
         return result.get_value(0, 0) if result.ntuples else None
 
     def delete(self, key: str) -> None:
         """DELETE in its own transaction; absent is no error."""
         check_key(key)
-        self._session.execute(self._delete, key.encode())
+        self._session.execute(self._statement(DELETE, self._namespace), key.encode())
 
     def keys(self) -> Iterable[str]:
         """Every key of the table."""
@@ -404,10 +411,9 @@ class PostgresStore:
 
 
 def _make(session: Session, table: Table) -> None:
-    """Make the table where it is not; the advisory lock keeps two openers from making it at once."""
-    if session.rows("SELECT to_regclass($1::text)", table.name.encode())[0][0] is None:
-        make = MAKE.format(persistence=table.persistence, table=table.name)
-        session.run(_durably(f"SELECT pg_advisory_xact_lock(hashtext('{SCHEMA}')); {make}"))
+    """Make the table; the advisory lock keeps two openers from making it at once, of which one would fail."""
+    make = MAKE.format(persistence=table.persistence, table=table.name)
+    session.run(_durably(f"SELECT pg_advisory_xact_lock(hashtext('{SCHEMA}')); {make}"))
 
 
 def _durably(statement: str) -> str:

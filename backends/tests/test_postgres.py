@@ -55,11 +55,15 @@ def administrate(running, *statements):
             connection.execute(statement)
 
 
-def shared_memory():
-    """Names in /dev/shm that PostgreSQL makes, and System V segments."""
-    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith("PostgreSQL")}
-    segments = {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
-    return names, segments
+def postmaster(running):
+    """Its process and its System V segment, from the lock file that it keeps in the data directory."""
+    lines = (running.root / "data" / "postmaster.pid").read_text().splitlines()
+    return int(lines[0]), lines[6].split()[1]
+
+
+def segments():
+    """The System V segments of this host."""
+    return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
 
 
 @pytest.fixture(params=list(SETTINGS))
@@ -181,17 +185,15 @@ def test_a_restarted_server_is_told_apart_and_a_dead_one_is_not_ready(fresh):
     assert backend.identity() != before
 
 
-def test_nothing_is_left_in_shared_memory(tmp_path):
-    before = shared_memory()
-    with service.running("postgres", "on", tmp_path / "run") as running:
-        assert shared_memory()[0] == before[0]
-        kill(running)
-        running.start()
-        opened(running.backend).close()
-        running.stop()
-        names, segments = shared_memory()
-        assert names <= before[0]
-        assert segments <= before[1]
+def test_nothing_is_left_in_shared_memory(fresh):
+    process, before_kill = postmaster(fresh)
+    assert "/dev/shm/PostgreSQL" not in Path(f"/proc/{process}/maps").read_text()
+    kill(fresh)
+    fresh.start()
+    opened(fresh.backend).close()
+    _, after_kill = postmaster(fresh)
+    fresh.stop()
+    assert not {before_kill, after_kill} & segments()
 
 
 def test_the_second_create_is_refused(default):
