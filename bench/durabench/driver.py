@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from random import Random
@@ -39,6 +40,21 @@ def main() -> None:
     serve(0, out)
 
 
+def lasting() -> None:
+    """Obey like `main`, with one line for each order: all its events, with its targets below the ``root`` it names."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    for line in iter(sys.stdin.buffer.readline, b""):
+        order = json.loads(line)
+        for target in order["targets"].values():
+            target["root"] = str(Path(order["root"]) / target["root"])
+        events: list[Mapping[str, Any]] = []
+        carry_out(order, events.append)
+        whole = memoryview((json.dumps(events) + "\n").encode())
+        while whole:
+            whole = whole[os.write(out, whole) :]
+
+
 def serve(inlet: int, out: int) -> None:
     """Obey every order that arrives on ``inlet``; events go to ``out``."""
     with os.fdopen(inlet, "rb", closefd=False) as orders:
@@ -47,11 +63,16 @@ def serve(inlet: int, out: int) -> None:
 
 
 def obey(order: Order, out: int) -> None:
-    """Carry out one order; ends with ``done`` or ``failed``."""
+    """Carry out one order, telling each event at once."""
 
     def tell(event: Mapping[str, Any]) -> None:
         os.write(out, (json.dumps(event) + "\n").encode())
 
+    carry_out(order, tell)
+
+
+def carry_out(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    """Carry out one order; its last event is ``done`` or ``failed``."""
     try:
         answer = ORDERS[order["do"]](order, tell)
     except Exception as error:  # noqa: BLE001 - whatever went wrong is told, never hidden
@@ -124,6 +145,9 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
         tell({"e": "ok", "w": writer, "i": index, "latency_ns": time.perf_counter_ns() - start_ns})
         acknowledged += op.verb == "put"
         if acknowledged >= puts or time.monotonic() - began >= write_s:
+            if order.get("hold"):  # the power goes next: an orderly close would help the store
+                tell({"e": "held", "w": writer})
+                threading.Event().wait()
             break
     for store in stores.values():
         store.close()
@@ -254,4 +278,4 @@ def _why(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    lasting() if sys.argv[1:] == ["--lasting"] else main()

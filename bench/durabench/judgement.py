@@ -70,6 +70,7 @@ def _row(  # noqa: PLR0913 - a row has these parts
         **(_peace(outcome, history, namespace) if destroyed is Domain.NOTHING else {}),
         "payload_bytes": sum(a.op.size for a in history.acknowledged(namespace) if a.op.verb == "put"),
         "control": plan.control,
+        **outcome.more,
         "verdict": verdict.verdict,
         "why": verdict.why,
         "replay": f"durabench replay {folder} {plan.trial}",

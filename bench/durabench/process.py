@@ -228,6 +228,17 @@ def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:  # 
         process.close()
 
 
+def output(argv: Sequence[str], *, deadline_s: float) -> str:
+    """What a small helper program prints. Died with its last words unless it exits with 0, Hung after the deadline."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise Hung(f"{Path(argv[0]).name} did not end within {deadline_s:g} s") from None
+    if done.returncode:
+        raise Died(f"{Path(argv[0]).name} ended with {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+    return done.stdout
+
+
 def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:  # noqa: FBT001
     """The prefix that makes a program die with its parent, and run without privileges where the caller has them."""
     setpriv = shutil.which("setpriv")

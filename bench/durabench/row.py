@@ -57,6 +57,7 @@ ROW: Mapping[str, Field] = {
     "recording": Field("string", "", "which recording of the power disk the crash state is from"),
     "position": Field("integer", "", "at which entry of the recording the power was cut"),
     "gap": Field("integer", "", "between which two acknowledgements of the recording that is; the unit of a bound"),
+    "state": Field("string", "", "which of the unflushed writes were kept: mode, seed, unit, and where lies begin"),
     "acked": Field("integer", "puts", "puts and deletes that were acknowledged before the strike"),
     "in_doubt": Field("integer", "puts", "attempted, never acknowledged"),
     "lost": Field("integer", "keys", "acknowledged, then absent; in `versioned` settings versions of keys"),

@@ -60,6 +60,8 @@ class TrialPlan:
     """Acknowledged puts after which a writer stops in order; only where nothing is killed."""
     write_s: float | None = None
     attempt: int = 1
+    recording: str | None = None
+    """Under faults that take the machine: which recording this crash state is of; ``puts`` are then its puts."""
     control: str | None = None
     """negative, positive or detector: its outcome is known beforehand."""
 
@@ -67,6 +69,11 @@ class TrialPlan:
     def victim(self) -> int:
         """Which put is struck at, never the first."""
         return Random(f"{self.seed}/victim").choice(VICTIMS)
+
+    @property
+    def payload_seed(self) -> int:
+        """What payloads and the writers' plans are made from: of the recording, where many trials share one."""
+        return self.seed if self.recording is None else Random(self.recording).getrandbits(48)
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -93,6 +100,8 @@ class Outcome:
     driver: str = "fresh"
     started: str = ""
     duration_s: float = 0.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its rows: where in which recording it is."""
 
 
 @dataclass
@@ -109,7 +118,7 @@ class Site:
         made: dict[Target, Service] = {}
         for namespace, target in targets.items():
             if target not in made:
-                made[target] = Service(machine, target, machine.root / f"store-{namespace}")
+                made[target] = Service(machine, target, machine.root / "disk" / f"store-{namespace}")
                 made[target].set_up()
                 made[target].look()
         site = cls(machine, {namespace: made[target] for namespace, target in targets.items()})

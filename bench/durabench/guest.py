@@ -1,0 +1,277 @@
+"""The machine that can be reset: a guest on a power disk, and the places where its crash images are looked at.
+
+Wraps `durabench_vm`, which knows nothing of stores: here a target becomes the content of a disk, its programs part of
+the guest's root, and its daemons processes in the guest or on a mounted crash image.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import durabench
+import durabench_backends
+import durabench_vm as vm
+from durabench import process
+from durabench.process import HarnessError
+from durabench.trial import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from durabench.campaign import Ground
+    from durabench.service import Target
+    from durabench_backends.contract import Command
+    from durabench_vm.channel import GuestProcess
+    from durabench_vm.check import Lane, Place
+
+DISK_BYTES = {"ext4": 256 << 20, "xfs": 384 << 20, "btrfs": 384 << 20}
+"""Room for the server with the largest empty store and a few hundred checkpoints."""
+UNIT_BYTES = {"ext4": 512, "xfs": 512, "btrfs": 4096}
+"""The finest tearing that a file system is made for; btrfs has a superblock of 4 KiB."""
+UNIT_OPTION = "unit="
+IMPORTS_S = 60.0
+SERVER_USER = "nobody"
+STORES = "disk"
+"""Folder of a machine's root whose content becomes the disk under test."""
+WARM_UP = "import importlib,sys; sys.path[:0]=sys.argv[1].split(':'); [importlib.import_module(name) for name in sys.argv[2:]]"
+DRIVER = (sys.executable, "-S", "-m", "durabench.driver")
+
+
+class NoMachine(RuntimeError):
+    """There is no machine here that can be reset; the message is one line with the mend (*not run*)."""
+
+
+def why_not() -> str | None:
+    """Why no machine can be reset here, with the line that installs what is missing; None where one can."""
+    missing = vm.doctor()
+    return "; ".join(f"{one.what} not found ({one.why}): {one.install_line}" for one in missing) or None
+
+
+def parse_filesystem(text: str | None) -> tuple[vm.Filesystem, int]:
+    """A file system with its mount options and the unit at which its drive tears: ``ext4``, ``btrfs:unit=512``. ValueError."""
+    found = vm.Filesystem.parse(text or "ext4")
+    units = [option for option in found.options if option.startswith(UNIT_OPTION)]
+    options = tuple(option for option in found.options if option not in units)
+    unit_bytes = int(units[-1].removeprefix(UNIT_OPTION)) if units else UNIT_BYTES[found.name]
+    return vm.Filesystem(found.name, options), unit_bytes
+
+
+def default_lane() -> str:
+    """The fastest that this user may use."""
+    return "swap" if vm.HostPlace.lack() else "loop"
+
+
+@dataclass
+class Laboratory:
+    """Templates, base images and lanes of a campaign; made once, closed with it."""
+
+    ground: Ground
+    say: Callable[[str], None]
+    folder: vm.RunFolder = field(init=False)
+    _templates: dict[tuple[str, int], vm.Template] = field(default_factory=dict)
+    _bases: dict[tuple[Any, ...], tuple[Path, dict[str, str]]] = field(default_factory=dict)
+    _lanes: dict[tuple[Any, ...], Lane] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        try:
+            self.folder = vm.RunFolder()
+        except vm.NoRoom as error:
+            raise NoMachine(str(error)) from error
+
+    def prepare(self, targets: Iterable[Target], filesystems: Iterable[str | None]) -> None:
+        """Everything that is done once: kernel, root image with the targets' programs, booted and saved. NoMachine."""
+        wanted = list(targets)
+        spec = root_spec(wanted)
+        modules = sorted({module for target in wanted for module in client_modules(target)})
+        warm = ((*DRIVER[:2], "-c", WARM_UP, driver_env(spec)["PYTHONPATH"], "durabench.driver", "sqlite3", *modules),)
+        for text in dict.fromkeys(filesystems):
+            filesystem, unit_bytes = parse_filesystem(text)
+            try:
+                self._templates[filesystem.name, unit_bytes] = vm.prepare(
+                    spec,
+                    vm.Filesystem(filesystem.name),
+                    self.folder,
+                    disk_bytes=DISK_BYTES[filesystem.name],
+                    unit_bytes=unit_bytes,
+                    warm=warm,
+                    tell=self.say,
+                )
+            except (vm.MissingAsset, vm.GuestLost, OSError) as error:
+                raise NoMachine(str(error)) from error
+
+    def template(self, text: str | None) -> vm.Template:
+        """What guests for this file system are made from."""
+        filesystem, unit_bytes = parse_filesystem(text)
+        return self._templates[filesystem.name, unit_bytes]
+
+    def base(self, targets: Mapping[str, Target], text: str | None, workload: str) -> tuple[Path, dict[str, str]]:
+        """The disk as it is before the first put: every target set up, made ready and stopped in order on this host.
+
+        Made once per pair of targets and file system. With it, per namespace, the folder of its store on that disk.
+        """
+        filesystem, unit_bytes = parse_filesystem(text)
+        key = (*targets.values(), filesystem.name, unit_bytes)
+        with self._lock:
+            if key not in self._bases:
+                image = self.folder.path / f"base-{len(self._bases)}.img"
+                self._bases[key] = image, self._make_base(targets, filesystem, unit_bytes, workload, image)
+            return self._bases[key]
+
+    def _make_base(
+        self, targets: Mapping[str, Target], filesystem: vm.Filesystem, unit_bytes: int, workload: str, image: Path
+    ) -> dict[str, str]:
+        machine = self.ground.machine(list(targets.values()), workload)
+        try:
+            site = Site.set_up(machine, targets)
+            machine.stop()
+            vm.make_image(
+                vm.Filesystem(filesystem.name),
+                image,
+                size_bytes=DISK_BYTES[filesystem.name],
+                content=machine.root / STORES,
+                unit_bytes=unit_bytes,
+            )
+        except OSError as error:
+            raise HarnessError(str(error)) from error
+        finally:
+            machine.close()
+        return {namespace: service.root.name for namespace, service in site.services.items()}
+
+    def lane(self, name: str, text: str | None) -> Lane:
+        """This thread's own lane of that name."""
+        key = (threading.get_ident(), name, text)
+        with self._lock:
+            if key not in self._lanes:
+                if name == "loop":
+                    if lack := vm.HostPlace.lack():
+                        raise NoMachine(lack)
+                    self._lanes[key] = vm.LoopLane(self.folder)
+                else:
+                    kind = vm.GuestLane if name == "guest" else vm.SwapLane
+                    self._lanes[key] = kind(self.template(text), self.folder)
+            return self._lanes[key]
+
+    def close(self) -> None:
+        """End all guests, unmount, remove all images."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+        self.folder.close()
+
+
+@dataclass
+class Placed:
+    """A `Machine` on a guest or on a mounted crash image: daemons run in it, and drivers where they must see its disk."""
+
+    place: Place
+    ground: Ground
+    name: str
+    root: Path = field(init=False)
+    daemons: list[GuestProcess] = field(default_factory=list)
+    _ports: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.root = Path(self.place.root)
+
+    def port(self, name: str) -> int:
+        """A free port of this host, which is free in a guest too; the same for the same name."""
+        if name not in self._ports:
+            self._ports[name] = self.ground.ports.draw()
+        return self._ports[name]
+
+    def address(self, port: int) -> tuple[str, int]:
+        """Where this host reaches it."""
+        return self.place.address(port)
+
+    def send(self, root: Path, files: Mapping[str, bytes]) -> None:
+        """Write files under ``root``."""
+        if files:
+            self.place.send({str(root / name): content for name, content in files.items()}, user=SERVER_USER)
+
+    def start(self, command: Command, root: Path) -> GuestProcess:
+        """Start a daemon in ``root``, without privileges."""
+        env = {"LANG": "C.UTF-8", "HOME": str(root), "TMPDIR": str(root), **command.env}
+        made = self.place.start(command.argv, env, command.stdin.decode(), user=SERVER_USER, cwd=str(root))
+        self.daemons.append(made)
+        return made
+
+    def dead_daemon(self) -> str | None:
+        """The last words of a daemon that has ended; None while all live."""
+        for daemon in self.daemons:
+            if daemon.poll() is not None:
+                words = " | ".join([line for line in daemon.stderr_tail if line.strip()][-5:])
+                return f"the server ended with {daemon.poll()}; last lines of its log: {words}"
+        return None
+
+    def facts(self) -> Mapping[str, object]:
+        """The guest's, or the recovering kernel's."""
+        return self.place.facts()
+
+
+def rooms() -> list[Path]:
+    """The folders that hold the packages a driver needs."""
+    return [Path(package.__file__ or "").parent.parent for package in (durabench, durabench_backends)]
+
+
+def driver_env(spec: vm.RootSpec) -> dict[str, str]:
+    """Where a driver in the guest finds its modules; it runs without ``site``, which takes long under emulation."""
+    places = [*rooms(), *dict.fromkeys(tree.path.parent for tree in spec.trees if "-packages" in str(tree.path))]
+    return {"PYTHONPATH": os.pathsep.join(str(place) for place in dict.fromkeys(places))}
+
+
+def root_spec(targets: Sequence[Target]) -> vm.RootSpec:
+    """What a guest needs to run these targets: our two packages, their clients' modules, their servers' programs."""
+    trees = [room / name for room, name in zip(rooms(), ("durabench", "durabench_backends"), strict=True)]
+    binaries: list[Path] = []
+    modules: set[str] = set()
+    for target in targets:
+        found, setting = target.load()
+        modules |= set(client_modules(target))
+        if setting is None:
+            continue
+        for command in found(setting, Path("/nonexistent"), lambda _name: 0).commands():
+            if command.role == "daemon":
+                program = Path(command.argv[0])
+                binaries.append(program)
+                trees += _around(program)
+    trees += _packages_of(sorted(modules))
+    return vm.RootSpec(tuple(vm.Tree(path) for path in dict.fromkeys(trees)), tuple(dict.fromkeys(binaries)))
+
+
+def client_modules(target: Target) -> Sequence[str]:
+    """The modules of a target's client library."""
+    found, _ = target.load()
+    return tuple(getattr(found, "imports", ()))
+
+
+def _around(program: Path) -> list[Path]:
+    """The installation a program belongs to: the folder above its ``bin``, unless that is the whole system's."""
+    above = program.parent.parent
+    own = program.parent.name == "bin" and above not in (Path("/"), Path("/usr"), Path("/usr/local"), Path(sys.prefix))
+    return [above] if own else []
+
+
+def _packages_of(modules: Sequence[str]) -> list[Path]:
+    """The top-level packages and modules that importing these brings in from where packages are installed."""
+    if not modules:
+        return []
+    code = (
+        "import importlib,json,sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m,'__file__',None)]))"
+    )
+    found: list[Path] = []
+    for file in json.loads(process.output([sys.executable, "-c", code, *modules], deadline_s=IMPORTS_S)):
+        parts = Path(file).parts
+        for at, part in enumerate(parts):
+            if part in ("site-packages", "dist-packages"):
+                found.append(Path(*parts[: at + 2]))
+                break
+    return sorted(set(found))

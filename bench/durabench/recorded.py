@@ -1,0 +1,352 @@
+"""The same cycle on a machine that is reset, a power that is cut, a drive that lies.
+
+One *recording*: a guest writes to the power disk, whose log holds every write, flush and acknowledgement in one order;
+then the power goes. From it many *crash states* are built, each a legal content of the disk at one position; each is
+recovered in a lane, read by a process that never wrote, and judged by what had been acknowledged at that position.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import durabench_vm as vm
+from durabench import fault as faults
+from durabench.guest import DRIVER, SERVER_USER, Laboratory, Placed, driver_env, parse_filesystem, root_spec
+from durabench.history import Event
+from durabench.process import Died, HarnessError, Hung
+from durabench.service import ANSWER_S, Service, Target
+from durabench.trial import Outcome, TrialPlan
+from durabench_backends.contract import Domain
+from durabench_vm.check import MACHINE_LOST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from durabench.process import Process
+
+WRITE_S = 180.0
+"""Longest a recording writes under emulation; a paced one gets its pace on top."""
+UP_S = 60.0
+"""Longest wait for a backend to come up on a crash image; "does not come up" is a result."""
+LATE_S = 0.05
+"""How late the controller may hear that a put began: what reached the disk before is attempted, not invented."""
+RECORDING_MAX_BYTES = 64 << 20
+"""A losing recording is kept, with the disk it began from, unless it is larger than this."""
+POLL_S = 0.02
+
+
+@dataclass
+class Recorded:
+    """A recording, the events of its writers, and what it began from."""
+
+    name: str
+    recording: vm.Recording
+    base: Path
+    folders: Mapping[str, str]
+    events: Sequence[Event]
+    facts: Mapping[str, object]
+    filesystem: vm.Filesystem
+    unit_bytes: int
+
+
+@dataclass
+class _Writing:
+    """What the controller hears from a guest's writers, as it hears it: events, and a mark in the log for every ok."""
+
+    disk: vm.PowerDisk
+    events: list[Event] = field(default_factory=list)
+    news: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+
+    def hear(self, line: str) -> None:
+        """Called in the thread that reads the guest's lines, at the moment each arrives."""
+        event = json.loads(line)
+        event["t"] = time.monotonic_ns()
+        if event["e"] == "ok":
+            self.disk.mark([event["w"], event["i"]])
+        self.events.append(event)
+        self.news.put(event)
+
+    def wait(self, plan: TrialPlan, puts: int) -> None:
+        """Until every writer has acknowledged its puts and holds still. HarnessError if one cannot."""
+        end = time.monotonic() + WRITE_S + plan.pace_s * puts
+        held: set[int] = set()
+        while len(held) < plan.writers:
+            try:
+                event = self.news.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                message = f"the guest's writer made {len(self.events)} events and not its {puts} puts in time"
+                raise Hung(message) from None
+            if event["e"] == "held":
+                held.add(event["w"])
+            elif event["e"] in ("failed", "info", "done"):
+                message = f"the guest's writer stopped: {event.get('why', event['e'])}"
+                raise Died(message)
+
+
+def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
+    """Write in a guest until every put of the plan is acknowledged, wait ``settle_s``, and cut the power. HarnessError."""
+    filesystem, unit_bytes = parse_filesystem(plan.filesystem)
+    base, folders = laboratory.base(plan.targets, plan.filesystem, plan.workload)
+    stem = laboratory.folder.path / f"recording-{plan.recording}-{plan.trial}"
+    image, log = stem.with_suffix(".img"), stem.with_suffix(".log")
+    vm.copy_sparse(base, image)
+    disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
+    writing = _Writing(disk)
+    try:
+        with laboratory.template(plan.filesystem).restore(disk, laboratory.folder) as guest:
+            guest.mount(filesystem, user=SERVER_USER if _adopts() else None)
+            facts = {**guest.facts(), "rss_bytes": guest.rss_bytes()}
+            _write(plan, Placed(guest, laboratory.ground, "guest"), folders, writing)
+            if plan.settle_s:
+                time.sleep(plan.settle_s)
+            guest.cut()
+    except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
+        raise HarnessError(" ".join(str(error).split())[-600:]) from error
+    finally:
+        disk.close()
+        image.unlink(missing_ok=True)
+    return Recorded(str(plan.recording), vm.Recording.load(log), base, folders, writing.events, facts, filesystem, unit_bytes)
+
+
+def _adopts() -> bool:
+    """Whether the disk's content belongs to the caller's own user and must be given to the guest's."""
+    return os.geteuid() != 0
+
+
+def _services(plan: TrialPlan, machine: Placed, folders: Mapping[str, str]) -> dict[str, Service]:
+    made: dict[Target, Service] = {}
+    for namespace, target in plan.targets.items():
+        made.setdefault(target, Service(machine, target, machine.root / folders[namespace]))  # type: ignore[arg-type]
+    services = {namespace: made[target] for namespace, target in plan.targets.items()}
+    if _adopts():
+        for service in made.values():
+            machine.place.run(["chown", "-R", SERVER_USER, str(service.root)])
+    return services
+
+
+def _order(plan: TrialPlan, services: Mapping[str, Service], deadline_s: float) -> dict[str, Any]:
+    targets = {name: service.order(f"{plan.recording}{name[0]}") for name, service in services.items()}
+    return {"targets": targets, "seed": plan.payload_seed, "deadline_s": deadline_s}
+
+
+def _write(plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing: _Writing) -> None:
+    services = _services(plan, machine, folders)
+    for service in {id(service): service for service in services.values()}.values():
+        service.start()
+    env = driver_env(root_spec(list(plan.targets.values())))
+    puts = plan.puts or 1
+    for number in range(plan.writers):
+        writer = machine.place.start(DRIVER, env, on_line=writing.hear)
+        words = {"do": "write", "writer": number, "writers": plan.writers, "workload": plan.workload, "pace_s": plan.pace_s}
+        order = {**_order(plan, services, UP_S), **words, "limit": puts, "limit_s": None, "hold": True}
+        writer.write_line(json.dumps(order))
+    try:
+        writing.wait(plan, puts)
+    except HarnessError as error:
+        dead = machine.dead_daemon()
+        raise type(error)(f"{error}; {dead}" if dead else str(error)) from None
+
+
+# --- crash states
+
+
+def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPlan, vm.CrashState]]:
+    """One legal state for every plan, drawn by the recording's seed, in the order that builds fastest.
+
+    Nothing is drawn before the first acknowledgement. With ``settle_s`` every state is of the moment the power went.
+    """
+    recording = recorded.recording
+    marks = [position for position, entry in enumerate(recording.entries) if entry.mark is not None]
+    if not marks:
+        message = "nothing was acknowledged in the recording"
+        raise HarnessError(message)
+    first, last = marks[0] + 1, len(recording)
+    found: list[tuple[TrialPlan, vm.CrashState]] = []
+    by_fault: dict[str, list[TrialPlan]] = {}
+    for plan in plans:
+        by_fault.setdefault(plan.fault, []).append(plan)
+    for name, members in by_fault.items():
+        destroys = faults.load(name).destroys
+        drawn = vm.sample_states(
+            recording,
+            len(members),
+            Random(f"{plans[0].payload_seed}/{name}").getrandbits(32),
+            unit_bytes=recorded.unit_bytes,
+            lie_from=first if destroys is Domain.FLUSHED else None,
+            first=last if members[0].settle_s else first,
+            last=last,
+            modes=(vm.Mode.ALL,) if destroys is Domain.MACHINE else (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET, vm.Mode.TORN),
+        )
+        found += zip(members, drawn, strict=True)
+    return sorted(found, key=lambda pair: pair[1].position)
+
+
+def written_before(recorded: Recorded, position: int) -> list[Event]:
+    """The history up to a position of the log: what had been acknowledged there, and what had been begun.
+
+    An acknowledgement counts where its mark stands in the log. The rest is in doubt, including what the controller was
+    told of a moment later: the disk may have heard of a put before the controller did.
+    """
+    at_ns = strike_ns(recorded, position)
+    promised = {tuple(mark) for mark in recorded.recording.acknowledged(position)}
+    events = []
+    for event in recorded.events:
+        if event["e"] == "ok":
+            if (event["w"], event["i"]) in promised:
+                events.append(event)
+        elif event["e"] != "held" and event["t"] <= at_ns + LATE_S * 1e9:
+            events.append(event)
+    return events
+
+
+def strike_ns(recorded: Recorded, position: int) -> int:
+    """The earliest the power can have gone with the log at this position: when its last entry was made."""
+    return recorded.recording.entries[position - 1].time_ns
+
+
+def run_states(
+    recorded: Recorded, plans: Sequence[TrialPlan], laboratory: Laboratory, tell: Callable[[Outcome], None], stop: Callable[[], bool]
+) -> None:
+    """Build, recover, read and tell one crash state per plan."""
+    chosen = states(recorded, plans)
+    lane = laboratory.lane(plans[0].lane, plans[0].filesystem)
+    by_position = {id(state): plan for plan, state in chosen}
+    stem = laboratory.folder.path / f"crash-{plans[0].recording}-{plans[0].trial}"
+    image = stem.with_suffix(".img")
+    with vm.CrashBuilder(recorded.base, recorded.recording, stem.with_suffix(".durable")) as builder:
+        try:
+            for plan, state in chosen:
+                if stop():
+                    return
+                began = time.monotonic()
+                builder.build(state, image)
+                tell(_look(recorded, by_position[id(state)], state, image, lane, laboratory, began))
+                del plan
+        finally:
+            image.unlink(missing_ok=True)
+
+
+def _look(  # noqa: PLR0913, PLR0917 - one crash state, and where to look at it
+    recorded: Recorded, plan: TrialPlan, state: vm.CrashState, image: Path, lane: vm.Lane, laboratory: Laboratory, began: float
+) -> Outcome:
+    events = [{"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}]
+    events += written_before(recorded, state.position)
+    at_ns = strike_ns(recorded, state.position)
+    answered = {(event["w"], event["i"]) for event in events if event["e"] == "ok"}
+    inside = any(event["e"] == "armed" and event["t"] <= at_ns and (event["w"], event["i"]) not in answered for event in events)
+    events.append({"e": "strike", "t": at_ns, "fault": plan.fault})
+    events.append({"e": "struck", "t": at_ns, "where": "inside" if inside else "after"})
+    events += _read(recorded, plan, image, lane, laboratory, _keys(events))
+    return Outcome(
+        plan,
+        events,
+        driver="fresh",
+        duration_s=time.monotonic() - began,
+        more={
+            "recording": recorded.name,
+            "position": state.position,
+            "gap": recorded.recording.gap(state.position),
+            "state": f"{state.mode}/{state.seed}/{state.unit_bytes}" + (f"/lie:{state.lie_from}" if state.lie_from else ""),
+        },
+    )
+
+
+def _keys(events: Sequence[Event]) -> dict[str, list[str]]:
+    keys: dict[str, set[str]] = {}
+    for event in events:
+        if event["e"] == "armed":
+            keys.setdefault(event["ns"], set()).add(event["key"])
+    return {namespace: sorted(some) for namespace, some in keys.items()}
+
+
+def _read(  # noqa: PLR0913, PLR0917 - see `_look`
+    recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, laboratory: Laboratory, keys: Mapping[str, list[str]]
+) -> list[Event]:
+    """Recover the image in its lane and read it; what does not mount, start or answer is what was found."""
+    began_ns = time.monotonic_ns()
+    job = _job(recorded, plan, laboratory, keys)
+    found = lane.check(image, recorded.filesystem, job, user=SERVER_USER if _adopts() else None)
+    now_ns = time.monotonic_ns()
+    if isinstance(found, vm.Finding):
+        kind = "doubt" if found.what == MACHINE_LOST else "down"
+        return [{"e": kind, "t": now_ns, "why": f"{found.what}: {' '.join(found.detail.split())[:500]}"}]
+    answer: list[Event] = [{**event, "t": now_ns} for event in found.answer]
+    last = answer.pop() if answer else {"e": "failed", "why": "no answer"}
+    if last["e"] == "failed":
+        return [*answer, {"e": "down", "t": now_ns, "why": last["why"]}]
+    before = {name: who for event in recorded.events if event["e"] == "ready" for name, who in event["identity"].items()}
+    if any(last["identity"][name] == before.get(name) for name in last["identity"]):
+        return [{"e": "doubt", "t": now_ns, "why": "the instance that answers is still the one from before the strike"}]
+    return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
+
+
+def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:  # noqa: ANN401
+    """How an image is read: by one lasting process where stores are embedded, else by servers started on it."""
+    machine = _Elsewhere()
+    services = {name: Service(machine, target, Path(recorded.folders[name])) for name, target in plan.targets.items()}  # type: ignore[arg-type]
+    request = {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
+    if all(service.embedded for service in services.values()):
+        spec = root_spec(list(plan.targets.values()))
+        return vm.Job((*DRIVER, "--lasting"), env=driver_env(spec), deadline_s=UP_S + ANSWER_S, lasting=True, request=request)
+
+    def serve(place: vm.Place) -> list[Event]:
+        placed = Placed(place, laboratory.ground, plan.lane)
+        started = _services(plan, placed, recorded.folders)
+        for service in {id(service): service for service in started.values()}.values():
+            service.start()
+        order = {**_order(plan, started, UP_S), "do": "read", "keys": keys, "sizes": False}
+        for target in order["targets"].values():
+            target["ports"] = {name: placed.address(port)[1] for name, port in target["ports"].items()}
+        return _ask_reader(order, plan, placed, laboratory)
+
+    return serve
+
+
+@dataclass
+class _Elsewhere:
+    """Stands for a machine where only the words of an order are needed; no port of it is ever used."""
+
+    def port(self, _name: str) -> int:
+        return 0
+
+
+def _ask_reader(order: Mapping[str, Any], plan: TrialPlan, placed: Placed, laboratory: Laboratory) -> list[Event]:
+    """A reader on this host, beside the place, which gives up as soon as a server has ended."""
+    names = [target.backend for target in plan.targets.values()]
+    reader: Process = laboratory.ground.nurseries.get(names, plan.workload).fork()
+    events: list[Event] = []
+    end = time.monotonic() + UP_S + ANSWER_S
+    try:
+        reader.send(order)
+        while not (events and events[-1]["e"] in ("done", "failed")):
+            events += reader.receive(POLL_S)
+            dead = placed.dead_daemon()
+            if dead and not (events and events[-1]["e"] in ("done", "failed")):
+                return [{"e": "failed", "why": f"will not start: {dead}"}]
+            if time.monotonic() > end or (reader.ended and not events):
+                return [{"e": "failed", "why": "the reader gave no answer in time"}]
+    finally:
+        reader.close()
+    if events[-1]["e"] == "failed":
+        dead = placed.dead_daemon()
+        events[-1]["why"] += f"; {dead}" if dead else ""
+    return events
+
+
+def keep(recorded: Recorded, path: Path) -> str | None:
+    """Store a recording with the disk it began from, compressed; why not where it is too large."""
+    recorded.recording.save(path, base=recorded.base)
+    size = path.stat().st_size
+    if size > RECORDING_MAX_BYTES:
+        path.unlink()
+        return f"the recording {recorded.name} is not kept: {size >> 20} MiB compressed, the limit is {RECORDING_MAX_BYTES >> 20}"
+    return None
+
+
