@@ -70,6 +70,7 @@ class GuestProcess:
             raise TimeoutError(message) from None
         if line is None:
             self._lines.put(None)  # for whoever asks again
+        if line is None or self.on_line is not None:
             self.channel.check()
         return line
 
@@ -110,7 +111,10 @@ class GuestProcess:
         """What the agent reported (called by the reading thread)."""
         if "out" in event:
             if self.on_line is not None:
-                self.on_line(event["out"])
+                try:
+                    self.on_line(event["out"])
+                except Exception as error:
+                    self.channel.fail(error)  # the reading thread must live; whoever asks next hears of it
             self._lines.put(event["out"])
         elif "err" in event:
             self.stderr_tail.append(event["err"])
@@ -136,6 +140,7 @@ class Channel:
         self._hellos: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._next = 0
         self._gone = False
+        self._failure: Exception | None = None
         threading.Thread(target=self._read, daemon=True, name="guest-channel").start()
 
     def hello(self, deadline_s: float) -> Mapping[str, Any]:
@@ -243,8 +248,14 @@ class Channel:
         self._end_all({"gone": True})
         self._hellos = queue.SimpleQueue()
 
+    def fail(self, error: Exception) -> None:
+        """Remember that an `on_line` raised: the acknowledgements of this machine are not to be trusted any more."""
+        self._failure = self._failure or error
+
     def check(self) -> None:
-        """GuestLost where the machine is known to be gone."""
+        """Raise GuestLost where the machine is known to be gone, or what an `on_line` raised."""
+        if self._failure is not None:
+            raise self._failure
         if self._gone:
             raise self.lost("the machine is gone")
 

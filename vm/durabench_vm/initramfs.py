@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
     from durabench_vm.assets import Assets
 
-CORE_MODULES = ("virtio_pci", "virtio_console", "virtio_blk", "virtio_net", "overlay", "crc32c_generic", "ext4")
+CORE_MODULES = (
+    "virtio_pci",
+    "virtio_console",
+    "virtio_blk",
+    "virtio_net",
+    "overlay",
+    "crc32c_generic",
+    "crc32c_intel",
+    "ext4",
+)
 MODULE_FOLDER = "/run/durabench/modules"
 AGENT_PATH = "/run/durabench/agent.py"
 PORT = "durabench"

@@ -1,0 +1,58 @@
+"""Puts checkpoints in the four ways of the controls, one at a time, and acknowledges each; waits for a word before the next."""
+
+import json
+import os
+import sqlite3
+import sys
+
+root, count = sys.argv[1], int(sys.argv[2])
+os.chdir(root)
+
+
+def write(name, number, sync):
+    with open(name, "wb") as file:
+        file.write(b"%08d" % number * 512)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def sync_folder():
+    folder = os.open(".", os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def right(number):
+    write("right.tmp", number, True)
+    os.rename("right.tmp", "right")
+    sync_folder()
+
+
+def no_folder_sync(number):
+    write("no_folder_sync.tmp", number, True)
+    os.rename("no_folder_sync.tmp", "no_folder_sync")
+
+
+def no_sync(number):
+    write(f"no_sync{number}", number, False)
+
+
+database = sqlite3.connect("wal.db", isolation_level=None)
+database.execute("pragma journal_mode=wal")
+database.execute("pragma synchronous=full")
+database.execute("create table puts (number integer primary key, data blob)")
+sync_folder()
+
+
+def wal(number):
+    database.execute("insert into puts values (?, ?)", (number, b"x" * 4000))
+
+
+print("ready", flush=True)
+for number in range(1, count + 1):
+    for way in (right, no_folder_sync, no_sync, wal):
+        sys.stdin.readline()
+        way(number)
+        print(json.dumps([way.__name__, number]), flush=True)
+sys.stdin.readline()
