@@ -102,10 +102,11 @@ def error_code(error: Any) -> tuple[int, str]:
 def coming_up() -> Iterator[None]:
     """NotReady for a server that does not answer, or that says it cannot yet; anything else is raised as it is."""
     from botocore.exceptions import ClientError, HTTPClientError
+    from botocore.exceptions import ConnectionError as NoConnection
 
     try:
         yield
-    except HTTPClientError as error:
+    except (HTTPClientError, NoConnection) as error:
         passing = type(error).__name__
     except ClientError as error:
         status, code = error_code(error)
@@ -220,29 +221,53 @@ class Bucket:
         return iter(self.client.get_paginator(operation).paginate(Bucket=self.where.bucket, **arguments))
 
     def drop(self, prefix: str) -> None:
-        """Remove every object, version, delete marker and unfinished upload under ``prefix``."""
+        """Remove every object, version, marker and unfinished upload under ``prefix``; RuntimeError if any stays."""
         from botocore.exceptions import ClientError
 
         with coming_up():
             try:
-                for page in list(self.pages("list_object_versions", Prefix=prefix)):
-                    self._delete([*page.get("Versions", ()), *page.get("DeleteMarkers", ())])
-                for page in list(self.pages("list_multipart_uploads", Prefix=prefix)):
-                    for upload in page.get("Uploads", ()):
-                        names = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                        self.client.abort_multipart_upload(Bucket=self.where.bucket, **names)
+                self._delete(self._listed(prefix))
+                self._abort_uploads(prefix)
+                left = self._listed(prefix)
             except ClientError as error:
                 if error_code(error)[1] != "NoSuchBucket":
                     raise
+                return
+            if left:
+                self._delete_by_overwriting(left)
+                left = self._listed(prefix)
+        if left:
+            message = f"{len(left)} versions under {prefix} are still listed after they were deleted"
+            raise RuntimeError(message)
 
-    def _delete(self, versions: Sequence[Mapping[str, Any]]) -> None:
+    def _listed(self, prefix: str) -> list[Mapping[str, str]]:
+        """Key and version id of every version and delete marker."""
+        return [
+            {"Key": each["Key"], "VersionId": each["VersionId"]}
+            for page in self.pages("list_object_versions", Prefix=prefix)
+            for each in (*page.get("Versions", ()), *page.get("DeleteMarkers", ()))
+        ]
+
+    def _delete(self, versions: Sequence[Mapping[str, str]]) -> None:
         for start in range(0, len(versions), DELETE_BATCH):
-            batch = versions[start : start + DELETE_BATCH]
-            names = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in batch]
-            answer = self.client.delete_objects(Bucket=self.where.bucket, Delete={"Objects": names, "Quiet": True})
+            batch = {"Objects": versions[start : start + DELETE_BATCH], "Quiet": True}
+            answer = self.client.delete_objects(Bucket=self.where.bucket, Delete=batch)
             for error in answer.get("Errors", ()):
                 message = f"{error.get('Key')} could not be deleted: {error.get('Code')}"
                 raise RuntimeError(message)
+
+    def _delete_by_overwriting(self, versions: Iterable[Mapping[str, str]]) -> None:
+        """Where versioning is suspended, SeaweedFS answers the delete of a delete marker by making another."""
+        for version in versions:
+            if version["VersionId"] == "null":
+                self.client.put_object(Bucket=self.where.bucket, Key=version["Key"], Body=b"")
+                self.client.delete_object(Bucket=self.where.bucket, **version)
+
+    def _abort_uploads(self, prefix: str) -> None:
+        for page in list(self.pages("list_multipart_uploads", Prefix=prefix)):
+            for upload in page.get("Uploads", ()):
+                names = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                self.client.abort_multipart_upload(Bucket=self.where.bucket, **names)
 
     def stored_bytes(self, prefix: str = "") -> int:
         """The sizes of all objects under ``prefix``, every version counted, as the server tells them."""

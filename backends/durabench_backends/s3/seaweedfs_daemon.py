@@ -23,11 +23,19 @@ STOP_S = 2.0
 PR_SET_PDEATHSIG = 1
 
 
+class Stop(Exception):
+    """SIGTERM came."""
+
+
 def main() -> None:
     """Run it; the exit status is SeaweedFS's own, 0 where it was asked to stop."""
     weed, ports, *arguments = sys.argv[1:]
-
-    def stop(_number: int, _frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, stop)
+    server = subprocess.Popen([weed, *arguments], preexec_fn=die_with_parent)  # noqa: PLW1509 - there are no threads
+    try:
+        sys.exit(server.wait())
+    except Stop:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.terminate()
         try:
             server.wait(STOP_S)
@@ -35,12 +43,11 @@ def main() -> None:
             server.kill()
             server.wait()
         sweep(ports.split(","))
-        sys.exit(0)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    server = subprocess.Popen([weed, *arguments], preexec_fn=die_with_parent)  # noqa: PLW1509 - there are no threads
-    signal.signal(signal.SIGTERM, stop)
-    sys.exit(server.wait())
+
+def stop(_number: int, _frame: object) -> NoReturn:
+    """Leave the wait for SeaweedFS: within a handler it could not be waited for again."""
+    raise Stop
 
 
 def die_with_parent() -> None:
