@@ -38,7 +38,7 @@ from durabench.redact import redact, redact_all, redact_argv
 from durabench.row import FLOOR, ROW, Row, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from durabench.history import Event
 
@@ -57,6 +57,7 @@ __all__ = [
     "NotWritable",
     "ResultsFull",
     "Row",
+    "Tally",
     "commit_facts",
     "machine8",
     "machine_facts",
@@ -118,18 +119,19 @@ REFUSALS = (NotAFolder, NewerSchema, NotEmpty, NotWritable, Busy, Finished, Diff
 """What a command answers with one line and exit 2; every message names the mend."""
 
 
-@dataclass(frozen=True)
-class Read:
-    """The rows of a file of JSON lines, and what its end is worth.
+@dataclass
+class Tally:
+    """What became of the lines of trials.jsonl while they were read.
 
-    ``dropped``: lines that are torn or belong to a trial that is not whole. ``whole_bytes``: length of the file up to
-    the last row that counts. ``repeated``: rows of trials that had been recorded before (the first recording counts).
+    ``dropped``: lines that are torn or belong to a trial that is not whole. ``repeated``: rows of trials that had been
+    recorded before (the first recording counts). ``whole_bytes``: length of the file up to the last trial that is
+    whole.
     """
 
-    rows: list[Row]
-    dropped: int
-    whole_bytes: int
+    trials: int = 0
+    dropped: int = 0
     repeated: int = 0
+    whole_bytes: int = 0
 
 
 @dataclass
@@ -277,7 +279,7 @@ class Folder:
         ``more``: such as ``not_run`` (cells as in run.json, with ``why``), ``stopped`` (one word: why cells without
         rows have none, such as budget or interrupted) and ``controls``.
         """
-        counts = {"trials": len({row["trial"] for row in self.read_trials().rows}), "floors": len(self.floors())}
+        counts = {"trials": sum(1 for _ in self.each_trial()), "floors": len(self.floors())}
         now = datetime.now(UTC).isoformat(timespec="seconds")
         done = {"schema_version": SCHEMA_VERSION, "time": now, "exit_status": exit_status, "counts": counts, **more}
         self._write_once("done.json", done)
@@ -311,15 +313,15 @@ class Folder:
 
     def trials(self) -> list[Row]:
         """The rows of every trial that is whole, in the order in which they ended."""
-        return self.read_trials().rows
+        return [row for trial in self.each_trial() for row in trial]
 
-    def read_trials(self) -> Read:
-        """The rows of every whole trial, and how much was dropped."""
-        return _read_trials(_bytes_of(self.path / "trials.jsonl"))
+    def each_trial(self, tally: Tally | None = None) -> Iterator[list[Row]]:
+        """The rows of one whole trial after the other, for runs too large to hold; counts up ``tally`` meanwhile."""
+        return _whole_trials(self.path / "trials.jsonl", Tally() if tally is None else tally)
 
     def floors(self) -> list[Row]:
         """The floor measurements, in order; a torn last one is dropped."""
-        return _read_lines(_bytes_of(self.path / "floors.jsonl")).rows
+        return _whole_lines(self.path / "floors.jsonl")[0]
 
     def samples(self, at: int | None, n: int | None) -> array[int]:
         """The latencies in ns that a row points to; empty where it has none, or where they are no longer there."""
@@ -347,7 +349,7 @@ class Folder:
 
     def remaining(self) -> list[int]:
         """Numbers of the planned trials that have no rows yet, in the plan's order."""
-        ended = {row["trial"] for row in self.trials()}
+        ended = {rows[0]["trial"] for rows in self.each_trial()}
         return [trial["trial"] for trial in self.run.get("plan", ()) if trial["trial"] not in ended]
 
     # ------------------------------------------------------------------ inside
@@ -410,7 +412,7 @@ class Folder:
     def _full(self, error: OSError) -> Exception:
         if error.errno not in _NO_ROOM:
             return error
-        kept = len({row["trial"] for row in self.read_trials().rows})
+        kept = sum(1 for _ in self.each_trial())
         said = f"no room left for the results ({error.strerror}): {kept} trials are kept in {self.path} and can be read"
         return ResultsFull(f"{said}; make room, then go on with --resume {self.path}")
 
@@ -441,12 +443,13 @@ def _refuse_finished(folder: Folder) -> None:
 
 def _cut_torn(folder: Folder) -> None:
     """Cut off what a crash left half-written, so that what is appended next stands on its own line."""
-    trials = folder.read_trials()
-    floors = _read_lines(_bytes_of(folder.path / "floors.jsonl"))
-    pointed = [row["samples_at"] + row["samples_n"] for row in (*trials.rows, *floors.rows) if row["samples_n"]]
+    tally = Tally()
+    pointed = [_samples_end(row) for trial in folder.each_trial(tally) for row in trial]
+    floors, floors_end = _whole_lines(folder.path / "floors.jsonl")
+    pointed += map(_samples_end, floors)
     ends = {
-        "trials.jsonl": trials.whole_bytes,
-        "floors.jsonl": floors.whole_bytes,
+        "trials.jsonl": tally.whole_bytes,
+        "floors.jsonl": floors_end,
         "samples.i64": max(pointed, default=0) * _SAMPLE_BYTES,
     }
     for name, end in ends.items():
@@ -505,29 +508,17 @@ def _member(path: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _bytes_of(path: Path) -> bytes:
-    # A device or a pipe in the place of a file may have no end.
-    return path.read_bytes() if path.is_file() else b""
+def _samples_end(row: Row) -> int:
+    return (row["samples_at"] or 0) + (row["samples_n"] or 0) if row.get("samples_n") else 0
 
 
-def _read_lines(content: bytes) -> Read:
-    """Every line that is whole; whatever cannot be read is dropped and counted."""
-    rows: list[Row] = []
-    at = whole = dropped = 0
-    for line in _split(content):
-        at += len(line)
-        row = _row(line)
-        if row is None:
-            dropped += 1
-        else:
-            rows.append(row)
-            whole = at
-    return Read(rows, dropped, whole)
-
-
-def _split(content: bytes) -> list[bytes]:
-    """Lines with their ends; not ``splitlines``, to which a carriage return in torn bytes is an end as well."""
-    return [line + b"\n" for line in content.split(b"\n")[:-1]] + [tail for tail in content.split(b"\n")[-1:] if tail]
+def _lines_of(path: Path) -> Iterator[tuple[Row | None, int]]:
+    """Each line as a row, None where it is torn, with its length in bytes."""
+    if not path.is_file():  # a device or a pipe in its place may have no end
+        return
+    with path.open("rb") as file:
+        for line in file:
+            yield _row(line), len(line)
 
 
 def _row(line: bytes) -> Row | None:
@@ -540,26 +531,36 @@ def _row(line: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def _read_trials(content: bytes) -> Read:
-    """Trials are all or nothing: rows count only where their trial has as many as it says."""
-    numbered = [(_row(line), len(line)) for line in _split(content)]
+def _whole_lines(path: Path) -> tuple[list[Row], int]:
+    """The rows of all whole lines, and where the last of them ends."""
     rows: list[Row] = []
+    at = whole = 0
+    for row, length in _lines_of(path):
+        at += length
+        if row is not None:
+            rows.append(row)
+            whole = at
+    return rows, whole
+
+
+def _whole_trials(path: Path, tally: Tally) -> Iterator[list[Row]]:
+    """Trials are all or nothing: rows count only where their trial has as many as it says."""
     seen: set[int] = set()
-    at = whole = dropped = repeated = 0
-    for key, lines in groupby(numbered, key=lambda line: _trial_of(line[0])):
+    at = 0
+    for key, lines in groupby(_lines_of(path), key=lambda line: _trial_of(line[0])):
         group = list(lines)
         at += sum(length for _, length in group)
-        members = [row for row, _ in group if row is not None]
-        if key is None or len(members) != members[0]["rows"]:
-            dropped += len(group)
+        rows = [row for row, _ in group if row is not None]
+        if key is None or len(rows) != rows[0]["rows"]:
+            tally.dropped += len(group)
             continue
-        whole = at
+        tally.whole_bytes = at
         if key[0] in seen:  # a distributed executor ran it twice; taking the later would choose among outcomes
-            repeated += len(members)
+            tally.repeated += len(rows)
             continue
         seen.add(key[0])
-        rows += members
-    return Read(rows, dropped, whole, repeated)
+        tally.trials += 1
+        yield rows
 
 
 def _trial_of(row: Row | None) -> tuple[int, int] | None:

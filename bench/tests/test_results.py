@@ -51,6 +51,11 @@ def rows_of(trial: int, **more: object) -> list[dict[str, object]]:
     return [{**common, "namespace": namespace, **more} for namespace in ("metadata", "data")]
 
 
+def read(path: Path) -> tuple[list[results.Row], results.Tally]:
+    tally = results.Tally()
+    return [row for trial in Folder.open(path).each_trial(tally) for row in trial], tally
+
+
 def begun(path: Path) -> Folder:
     folder = Folder.create_at(path)
     folder.begin(RUN)
@@ -225,11 +230,11 @@ def test_a_file_torn_at_any_byte_keeps_every_whole_trial_and_counts_the_rest(who
     ends = [sum(map(len, lines[: 2 * trials])) for trials in range(4)]
     for cut in range(len(content) + 1):
         (path / "trials.jsonl").write_bytes(content[:cut])
-        found = Folder.open(path).read_trials()
+        rows, tally = read(path)
         trials = sum(end <= cut for end in ends) - 1
-        assert [row["trial"] for row in found.rows] == [trial for trial in range(trials) for _ in range(2)], cut
-        assert (found.dropped == 0) == (cut in ends), cut
-        assert found.whole_bytes == ends[trials], cut
+        assert [row["trial"] for row in rows] == [trial for trial in range(trials) for _ in range(2)], cut
+        assert (tally.dropped == 0) == (cut in ends), cut
+        assert tally.whole_bytes == ends[trials], cut
 
 
 @given(cut=st.integers(0, 10**6), tail=st.binary(max_size=60))
@@ -245,9 +250,9 @@ def test_a_resume_cuts_off_what_is_torn_and_goes_on(whole, cut, tail):
     assert folder.append_samples([1]) == (0, 1)
     folder.append(rows_of(before))
     folder.close()
-    found = Folder.open(path).read_trials()
-    assert [row["trial"] for row in found.rows] == [trial for trial in range(before + 1) for _ in range(2)]
-    assert found.dropped == 0
+    rows, tally = read(path)
+    assert [row["trial"] for row in rows] == [trial for trial in range(before + 1) for _ in range(2)]
+    assert tally.dropped == 0
     assert Folder.open(path).floors() == []
 
 
@@ -255,18 +260,18 @@ def test_damage_in_the_middle_costs_that_trial_only(whole):
     path, content = whole
     lines = content.splitlines(keepends=True)
     (path / "trials.jsonl").write_bytes(b"".join([*lines[:2], b"\0" * 40 + b"\n", *lines[3:]]))
-    found = Folder.open(path).read_trials()
-    assert {row["trial"] for row in found.rows} == {0, 2}
-    assert found.dropped == 2
+    rows, tally = read(path)
+    assert {row["trial"] for row in rows} == {0, 2}
+    assert tally.dropped == 2
 
 
 def test_of_a_trial_that_ran_twice_the_first_recording_counts(tmp_path):
     folder = begun(tmp_path / "run")
     folder.append(rows_of(0, acked=1))
     folder.append(rows_of(0, acked=2, attempt=2))
-    found = folder.read_trials()
-    assert {row["acked"] for row in found.rows} == {1}
-    assert found.repeated == 2
+    rows, tally = read(tmp_path / "run")
+    assert {row["acked"] for row in rows} == {1}
+    assert tally.repeated == 2
 
 
 WRITER = """
@@ -345,9 +350,9 @@ def test_results_so_far_are_readable_when_there_is_no_more_room(tmp_path):
     assert int(trials) > 1
     assert f"{trials} trials are kept" in message
     assert "--resume" in message
-    found = Folder.open(tmp_path / "run").read_trials()
-    assert len(found.rows) == 2 * int(trials)
-    assert found.dropped == 0, "the half-written trial was taken back"
+    rows, tally = read(tmp_path / "run")
+    assert len(rows) == 2 * int(trials)
+    assert tally.dropped == 0, "the half-written trial was taken back"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     Folder.resume(tmp_path / "run", RUN).append(rows_of(50))
 
@@ -357,7 +362,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, name):
     folder = begun(tmp_path / "run")
     (tmp_path / "run" / name).symlink_to("/dev/full")
     floor = {"time": "t", "when": "before", "host": "h", "size_bytes": 1, "n": 1}
-    with pytest.raises(results.ResultsFull, match="No space left on device.*0 trials are kept") as full:  # noqa: PT012
+    with pytest.raises(results.ResultsFull, match=r"No space left on device.*0 trials are kept") as full:  # noqa: PT012
         folder.append_samples([1])
         folder.append_floor(floor)
         folder.append(rows_of(0))
@@ -496,8 +501,8 @@ def test_the_readme_of_the_results_has_the_tables_as_they_are():
 
 
 def test_the_table_has_every_field_of_the_design():
-    promised = """trial attempt backend setting tier namespace workload writers fault destroyed lane host seed struck settle_s
-        recording position gap acked in_doubt lost torn corrupt stale phantom resurrected hole dangling orphan unavailable
-        damage_seen loss_window_s recovery_s put_p50_ns put_p99_ns size_bytes payload_bytes verdict why replay versions_lost
-        samples_at samples_n"""
+    promised = """trial attempt backend setting tier namespace workload writers fault destroyed lane host seed struck
+        settle_s recording position gap acked in_doubt lost torn corrupt stale phantom resurrected hole dangling orphan
+        unavailable damage_seen loss_window_s recovery_s put_p50_ns put_p99_ns size_bytes payload_bytes verdict why
+        replay versions_lost samples_at samples_n"""
     assert set(promised.split()) <= set(results.ROW)

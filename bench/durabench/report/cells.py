@@ -8,6 +8,7 @@ it is the gap between two acknowledgements, losing if any of its crash states lo
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,9 @@ _SUMS = (
     *("acked", "in_doubt", "lost", "torn", "corrupt", "damaged_acked", "stale", "phantom", "resurrected", "hole"),
     *("versions_lost", "dangling", "orphan", "unavailable", "size_bytes", "payload_bytes"),
 )
+_NEEDED = ("trial", "gap", "loss_window_s", "recovery_s", "samples_at", "samples_n")
+_SHARED = ("run", "verdict", "struck", "recording")
+_WORDS = ("destroyed", "why", "replay")
 
 
 def cells(
@@ -192,9 +196,13 @@ def cells(
         key = _key(entry)
         known[key] = {**known.get(key, {}), **{name: value for name, value in entry.items() if value is not None}}
         grouped.setdefault(key, [])
+    told: set[tuple[Key, str]] = set()
     for row in rows:
-        if row.get("control") is None:
-            grouped.setdefault(_key(row), []).append(row)
+        if row.get("control") is not None:
+            continue
+        key = _key(row)
+        grouped.setdefault(key, []).append(_slim(row, first=(key, row["verdict"]) not in told))
+        told.add((key, row["verdict"]))
     found = [
         _counted(key, members, latencies, floor_of) if members else _without_trials(key, known[key])
         for key, members in grouped.items()
@@ -202,6 +210,13 @@ def cells(
     found = [replace(cell, by_name=bool(known.get(cell.key, {}).get("by_name"))) for cell in found]
     found = [_with_doubt(cell, found) for cell in found]
     return _ordered([_with_expectation(cell, expectations) for cell in found])
+
+
+def _slim(row: Row, *, first: bool) -> Row:
+    """What of a row is needed to count it: a run may have 100,000. Words from the first of a verdict only."""
+    slim = {name: row[name] for name in (*_SUMS, *_NEEDED) if row.get(name) is not None}
+    slim |= {name: sys.intern(row[name]) for name in _SHARED if row.get(name) is not None}
+    return slim | ({name: row.get(name) for name in _WORDS} if first else {})
 
 
 def loses(row: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.report.cells import cells
 from durabench.report.pick import Pick, pick
-from durabench.results import SCHEMA_VERSION
+from durabench.results import SCHEMA_VERSION, Tally
 from durabench.statistics import quantile
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from durabench.report.cells import Cell
     from durabench.report.expectations import Expectation
-    from durabench.results import Folder, Read
+    from durabench.results import Folder
     from durabench.row import Row
 
 HELD, BROKEN, COULD_NOT_TELL = 0, 1, 3
@@ -32,7 +32,7 @@ class _Run:
     folder: Folder
     json: Mapping[str, Any]
     done: Mapping[str, Any] | None
-    read: Read
+    tally: Tally
     floors: Sequence[Row]
 
     @property
@@ -60,7 +60,7 @@ def document(
         return by_name[row["run"]].folder.samples(row.get("samples_at"), row.get("samples_n"))
 
     found = cells(
-        [{**row, "run": run.name} for run in runs for row in run.read.rows],
+        ({**row, "run": run.name} for run in runs for rows in run.folder.each_trial(run.tally) for row in rows),
         [entry for run in runs for entry in _planned(run, not_run)],
         latencies=latencies,
         floor_of=lambda host, size: _nearest(floors, host, size),
@@ -93,7 +93,7 @@ def exit_status(document: Mapping[str, Any], *, doubts: Sequence[str] = ()) -> i
 
 def _read(number: int, folder: Folder) -> _Run:
     name = f"{number + 1} {folder.path.name}"  # two folders may have the same name
-    return _Run(name, folder, folder.run, folder.done, folder.read_trials(), folder.floors())
+    return _Run(name, folder, folder.run, folder.done, Tally(), folder.floors())
 
 
 def _planned(run: _Run, not_run: Sequence[Mapping[str, Any]] | None) -> Iterable[dict[str, Any]]:
@@ -111,10 +111,10 @@ def _told(run: _Run, *, ended: bool) -> dict[str, Any]:
         "name": run.folder.path.name,
         **{name: run.json.get(name) for name in ("profile", "seed", "created", "commit", "command")},
         "host": run.host,
-        "trials": len({(row["trial"], row["attempt"]) for row in run.read.rows}),
+        "trials": run.tally.trials,
         "finished": ended,
-        "dropped": run.read.dropped,
-        "repeated": run.read.repeated,
+        "dropped": run.tally.dropped,
+        "repeated": run.tally.repeated,
     }
 
 
