@@ -12,7 +12,7 @@ import queue
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from durabench import fault as faults
-from durabench import floor, judgement, schedule
+from durabench import floor, judgement, recorded, schedule
+from durabench.guest import Laboratory, NoMachine
+from durabench.host import machine8
 from durabench.judgement import Held
 from durabench.machine import Here, Nurseries, Ports
 from durabench.process import HarnessError
@@ -154,7 +156,9 @@ def _programs(service: Service) -> Iterator[tuple[str, str]]:
             yield path.name, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def run_visit(visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visit, str]], None], stop: threading.Event) -> None:
+def run_visit(
+    visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visit, str]], None], stop: threading.Event
+) -> None:
     """Bring a visit's targets up on a fresh directory and run its trials; after one that went wrong, on another.
 
     ``tell`` gets each outcome as its trial ends, or the visit and why it could not come up.
@@ -179,6 +183,37 @@ def run_visit(visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visi
                 machine.close()
 
 
+def run_recording(  # noqa: PLR0913 - a recording, and where everything about it goes
+    plans: Sequence[TrialPlan],
+    laboratory: Laboratory,
+    keep_at: Path,
+    prepared: Mapping[Target, Prepared],
+    tell: Callable[[Outcome | tuple[Visit, str]], None],
+    stop: threading.Event,
+    seconds: list[float],
+) -> None:
+    """Record once and look at every planned crash state; what loses is kept with the disk it began from."""
+    began = time.monotonic()
+    found: list[Row] = []
+
+    def hear(outcome: Outcome) -> None:
+        found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
+        tell(outcome)
+
+    try:
+        made = recorded.record(plans[0], laboratory)
+        try:
+            recorded.run_states(made, plans, laboratory, hear, stop.is_set)
+            if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
+                recorded.keep(made, keep_at)
+        finally:
+            made.close()
+    except (HarnessError, NoMachine, OSError) as error:
+        if not stop.is_set():
+            tell((schedule.Visit(plans), str(error)))
+    seconds.append(time.monotonic() - began)
+
+
 @dataclass
 class Campaign:
     """The running of a schedule. Construct, then `run` inside ``with``."""
@@ -188,7 +223,7 @@ class Campaign:
     cells: list[Cell]
     plans: list[TrialPlan]
     prepared: Mapping[Target, Prepared]
-    host: str
+    facts: Mapping[str, Any]
     seed: int
     budget_s: float | None
     dear_trials: int | None
@@ -197,7 +232,10 @@ class Campaign:
     at_once: int
     say: Callable[[str], None]
     progress: Callable[[int, int, str], None]
+    power_budget_s: float | None = None
     latency_matters: bool = True
+    no_machine: str | None = None
+    """Why nothing could be reset here, although that was planned."""
     stop: threading.Event = field(default_factory=threading.Event)
     troubles: dict[tuple[Target, Target], str] = field(default_factory=dict)
     control_rows: list[Row] = field(default_factory=list)
@@ -205,6 +243,7 @@ class Campaign:
     _seconds: dict[tuple[Target, Target], list[float]] = field(default_factory=dict)
     _counts: dict[tuple[Target, Target, str], int] = field(default_factory=dict)
     _futures: list[Future[None]] = field(default_factory=list)
+    _recordings_s: list[float] = field(default_factory=list)
     _done: int = 0
     _broken: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -213,22 +252,89 @@ class Campaign:
     def run(self, only: frozenset[int] | None = None) -> None:
         """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a resume)."""
         wanted = [plan for plan in self.plans if only is None or plan.trial in only]
-        live = len({(plan.metadata, plan.data, plan.fault) for plan in self.plans if plan.control is None})
         self._remember(self.folder.trials())
         try:
-            self._floor("before", times=2)
-            self._controls([plan for plan in wanted if plan.control])
-            chosen = {plan.trial for plan in wanted}
-            for number, members in enumerate(schedule.rounds(self.plans, live, by_budget=self.budget_s is not None)):
-                due = self._due(number, [plan for plan in members if plan.trial in chosen])
-                if due and not self._round(number, due):
-                    break
-            self._floor("after", times=2)
+            self._kill(wanted)
+            self._cut(wanted)
         except KeyboardInterrupt:
             raise Interrupted from None
         finally:
             self.stop.set()
             self._leave()
+
+    def _kill(self, wanted: Sequence[TrialPlan]) -> None:
+        """The trials on this host: controls, then rounds, between floors."""
+        if not any(plan.recording is None for plan in wanted):
+            return
+        here = [plan for plan in self.plans if plan.recording is None]
+        live = len({(plan.metadata, plan.data, plan.fault) for plan in here if plan.control is None})
+        chosen = {plan.trial for plan in wanted}
+        self._began = time.monotonic()
+        self._floor("before", times=2)
+        self._controls([plan for plan in wanted if plan.control and plan.recording is None])
+        for number, members in enumerate(schedule.rounds(here, live, by_budget=self.budget_s is not None)):
+            due = self._due(number, [plan for plan in members if plan.trial in chosen])
+            if due and not self._round(number, due):
+                break
+        self._floor("after", times=2)
+
+    def _cut(self, wanted: Sequence[TrialPlan]) -> None:
+        """The crash states: controls, then recording after recording until the pass's own budget is spent."""
+        grouped = schedule.recordings(wanted)
+        if not grouped:
+            return
+        try:
+            laboratory = Laboratory(self.ground, self.say)
+        except NoMachine as error:
+            self._no_machine(grouped, str(error))
+            return
+        try:
+            targets = {target for plans in grouped for target in plans[0].targets.values()}
+            laboratory.prepare(targets, {plans[0].filesystem for plans in grouped})
+            self._began, self.budget_s = time.monotonic(), self.power_budget_s
+            for control in (True, False):
+                self._record_all([plans for plans in grouped if bool(plans[0].control) == control], laboratory)
+                if control:
+                    self._doubt_if_controls_failed()
+        except NoMachine as error:
+            self._no_machine(grouped, str(error))
+        finally:
+            self._await_quietly()
+            laboratory.close()
+
+    def _no_machine(self, grouped: Sequence[Sequence[TrialPlan]], why: str) -> None:
+        self.say(f"no machine to reset: {why}")
+        self.no_machine = why
+        del grouped
+
+    def _record_all(self, grouped: Sequence[Sequence[TrialPlan]], laboratory: Laboratory) -> None:
+        waiting: list[Future[None]] = []
+        for plans in grouped:
+            key = (plans[0].metadata, plans[0].data)
+            if key in self.troubles or (not plans[0].control and self._left_s() < self._recording_s()):
+                continue
+            waiting.append(self._submit_recording(plans, laboratory))
+            while sum(not future.done() for future in waiting) >= self.at_once:
+                self._read_mail(0.02)
+        self._await(waiting)
+
+    def _recording_s(self) -> float:
+        """How long a recording with its crash states has taken so far, in the mean."""
+        return sum(self._recordings_s) / len(self._recordings_s) if self._recordings_s else 0.0
+
+    def _submit_recording(self, plans: Sequence[TrialPlan], laboratory: Laboratory) -> Future[None]:
+        keep_at = self.folder.recording_path(f"{plans[0].recording}.gz")
+        future = self.executor.submit(
+            run_recording, plans, laboratory, keep_at, self.prepared, self._mail.put, self.stop, self._recordings_s
+        )
+        self._futures = [*(other for other in self._futures if not other.done()), future]
+        return future
+
+    def _await_quietly(self) -> None:
+        """After Ctrl-C: what still runs must have ended before its machine is taken away."""
+        end = time.monotonic() + LEAVE_S
+        while time.monotonic() < end and not all(future.done() for future in self._futures):
+            time.sleep(0.02)
 
     def _remember(self, recorded: Sequence[Row]) -> None:
         """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
@@ -245,12 +351,17 @@ class Campaign:
         while time.monotonic() < end and not all(future.done() for future in self._futures):
             self._read_mail(0.02)
 
+    @property
+    def host(self) -> str:
+        """The machine's id."""
+        return str(self.facts["id"])
+
     # --- what is due
 
     def dear(self, key: tuple[Target, Target]) -> bool:
         """Whether this pair has been measured to take over 2 s a trial."""
         seen = self._seconds.get(key)
-        return bool(seen) and sum(seen) / len(seen) > DEAR_S
+        return sum(seen) / len(seen) > DEAR_S if seen else False
 
     def _due(self, number: int, members: Sequence[TrialPlan]) -> list[TrialPlan]:
         due = []
@@ -261,7 +372,9 @@ class Campaign:
             if self.dear(key):
                 if self.budget_s is not None and number % self.dear_every_rounds:
                     continue
-                if self.budget_s is None and self._counts.get((*key, plan.fault), 0) >= (self.dear_trials or len(self.plans)):
+                if self.budget_s is None and self._counts.get((*key, plan.fault), 0) >= (
+                    self.dear_trials or len(self.plans)
+                ):
                     continue
             due.append(plan)
         return due
@@ -280,20 +393,23 @@ class Campaign:
         for plan in plans:
             run_visit(schedule.Visit([plan]), self.ground, self._mail.put, self.stop)
             self._read_mail()
-        names = self.failed_controls()
+        self._doubt_if_controls_failed(here_only=True)
+
+    def _doubt_if_controls_failed(self, *, here_only: bool = False) -> None:
+        names = self.failed_controls(here_only=here_only)
         if names:
             self._doubt = f"a control failed: {', '.join(names)}"
             self.say(self._doubt)
 
-    def failed_controls(self) -> list[str]:
+    def failed_controls(self, *, here_only: bool = False) -> list[str]:
         """Controls that did not do what they must, or did not run at all, each with why."""
-        failed = [
-            f"{row['control']} ({row['backend']}:{row['setting']}: {row['why']})"
-            for row in self.control_rows
-            if judgement.doubtful(row)
-        ]
+        failed = judgement.failed_controls(self.control_rows)
         ran = {row["trial"] for row in self.control_rows}
-        missing = [plan for plan in self.plans if plan.control and plan.trial not in ran]
+        missing = [
+            plan for plan in self.plans if plan.control and plan.trial not in ran and not (here_only and plan.recording)
+        ]
+        if self.no_machine:
+            missing = [plan for plan in missing if plan.recording is None]
         whys = [self.troubles.get((plan.metadata, plan.data), "stopped") for plan in missing]
         pairs = zip(missing, whys, strict=True)
         return failed + [f"{plan.control} ({plan.metadata.label}: did not run: {why})" for plan, why in pairs]
@@ -371,10 +487,10 @@ class Campaign:
         events = outcome.events
         if self._doubt and plan.control is None:
             events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": self._doubt}]
-            outcome = Outcome(plan, events, outcome.sizes, outcome.driver, outcome.started, outcome.duration_s)
+            outcome = replace(outcome, events=events)
         self.folder.write_history(plan.trial, events, plan.attempt)
-        rows = judgement.rows(outcome, held(plan, self.prepared), self.host, str(self.folder.path))
-        if self.latency_matters and plan.control is None and plan.puts:
+        rows = judgement.rows(outcome, held(plan, self.prepared), self._host_of(plan), str(self.folder.path))
+        if self.latency_matters and plan.control is None and plan.puts and not plan.recording:
             for row in rows:
                 taken = judgement.latencies_ns(events, row["namespace"])
                 row["samples_at"], row["samples_n"] = self.folder.append_samples(taken)
@@ -389,6 +505,10 @@ class Campaign:
         self._done += 1
         self._broken += any(row["verdict"] == "broken" for row in rows)
         self.progress(self._done, self._broken, f"{plan.metadata.label} {plan.fault}")
+
+    def _host_of(self, plan: TrialPlan) -> str:
+        """The machine's id; with another file system on it, another one, so that their cells are never added up."""
+        return host_with(self.facts, plan.filesystem) if plan.recording else self.host
 
     def _floor(self, when: str, times: int = 1) -> None:
         for measured in floor.measure(self.ground.scratch, times):
@@ -414,13 +534,19 @@ class Campaign:
         found = []
         for cell in self.cells:
             if cell.verdict is None and not self._counts.get((*cell.targets, cell.fault)):
-                why = self.troubles.get(cell.targets, "budget")
+                recorded_fault = faults.load(cell.fault).recorded
+                why = (self.no_machine if recorded_fault else None) or self.troubles.get(cell.targets, "budget")
                 found.append(schedule.not_run(cell, why))
         return found
 
 
 def _peaceful(plan: TrialPlan) -> bool:
     return faults.load(plan.fault).destroys is Domain.NOTHING
+
+
+def host_with(facts: Mapping[str, Any], filesystem: str | None) -> str:
+    """The id of this machine with another file system under test."""
+    return machine8({**facts, "filesystem": filesystem})
 
 
 def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:
@@ -436,7 +562,9 @@ def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held
     return found
 
 
-def cells_json(cells: Sequence[Cell], prepared: Mapping[Target, Prepared], plan_workload: str, host: str) -> list[dict[str, Any]]:
+def cells_json(
+    cells: Sequence[Cell], prepared: Mapping[Target, Prepared], plan_workload: str, facts: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Every cell of the campaign as ``run.json`` lists it, one entry per namespace."""
     found = []
     for cell in cells:
@@ -450,7 +578,7 @@ def cells_json(cells: Sequence[Cell], prepared: Mapping[Target, Prepared], plan_
                 "workload": plan_workload,
                 "fault": cell.fault,
                 "lane": cell.lane,
-                "host": host,
+                "host": host_with(facts, cell.filesystem) if faults.load(cell.fault).recorded else str(facts["id"]),
                 "by_name": cell.by_name,
             }
             if cell.verdict is not None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from durabench import fault as faults
 from durabench import workload as workloads
 from durabench_backends import registry
-from durabench_backends.locate import MissingProgram
+from durabench_backends.locate import MissingExtra, MissingProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _one_line_errors() -> Iterator[None]:
         report.OutputError,
         report.ExpectationsError,
     )
-    could_not = (run.Unsupported, results.ResultsFull, HarnessError, registry.MissingExtra, MissingProgram)
+    could_not = (run.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram)
     try:
         yield
     except usage as error:
@@ -103,10 +103,14 @@ class _Progress:
             talk.file.write("\r\x1b[2K")
 
 
-DirOption = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="The disk under test (default: beside the results).")]
+DirOption = Annotated[
+    Path | None, typer.Option("--dir", metavar="DIR", help="The disk under test (default: beside the results).")
+]
 FormatOption = Annotated[
     list[str] | None,
-    typer.Option("--format", metavar="F[=FILE]", help="table, json, csv or markdown; repeatable, at most one without a file."),
+    typer.Option(
+        "--format", metavar="F[=FILE]", help="table, json, csv or markdown; repeatable, at most one without a file."
+    ),
 ]
 Names = list[str]
 
@@ -114,25 +118,58 @@ Names = list[str]
 @app.command()
 def run(  # noqa: PLR0913, PLR0917 - the options are the interface
     profile: Annotated[str, typer.Option(help="quick, full, or a TOML file.")] = "quick",
-    budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long to run, such as 150s or 10m, instead of a number of trials.")] = None,
-    backend: Annotated[Names | None, typer.Option(metavar="NAME[:SETTING]|URL", help="Repeatable; without a setting all of them.")] = None,
-    metadata: Annotated[Names | None, typer.Option(metavar="NAME[:SETTING]", help="Where metadata is kept, with --data for the data.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long to run, such as 150s or 10m, instead of a number of trials."),
+    ] = None,
+    backend: Annotated[
+        Names | None, typer.Option(metavar="NAME[:SETTING]|URL", help="Repeatable; without a setting all of them.")
+    ] = None,
+    metadata: Annotated[
+        Names | None, typer.Option(metavar="NAME[:SETTING]", help="Where metadata is kept, with --data for the data.")
+    ] = None,
     data: Annotated[Names | None, typer.Option(metavar="NAME[:SETTING]", help="Where data is kept.")] = None,
-    fault: Annotated[Names | None, typer.Option(metavar="NAME", help="Repeatable; `durabench list` names them.")] = None,
-    workload: Annotated[str | None, typer.Option(metavar="NAME", help="agent, append, overwrite, rotate, sharded, or package.module:Class.")] = None,
+    fault: Annotated[
+        Names | None, typer.Option(metavar="NAME", help="Repeatable; `durabench list` names them.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="agent, append, overwrite, rotate, sharded, or package.module:Class."),
+    ] = None,
     writers: Annotated[int | None, typer.Option(min=1, max=64)] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="So many trials of every cell, however long it takes.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Orders everything that is drawn (default: a new one, printed).")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="So many trials of every cell, however long it takes.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Orders everything that is drawn (default: a new one, printed).")
+    ] = None,
     lane: Annotated[str | None, typer.Option(help="here, guest, swap or loop.")] = None,
-    filesystem: Annotated[str | None, typer.Option(metavar="FS[:OPTIONS]", help="File system of the machine that is reset.")] = None,
-    settle: Annotated[float, typer.Option(min=0, metavar="S", help="Seconds between the last acknowledgement and the strike.")] = 0.0,
-    flush_delay: Annotated[str | None, typer.Option(metavar="TIME", help="How late the power disk answers flushes.")] = None,
-    server_kill: Annotated[str, typer.Option(metavar="tree|main", help="Kill the server's whole process tree, or its main process only.")] = "tree",
+    filesystem: Annotated[
+        str | None, typer.Option(metavar="FS[:OPTIONS]", help="File system of the machine that is reset.")
+    ] = None,
+    settle: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Seconds between the last acknowledgement and the strike.")
+    ] = 0.0,
+    flush_delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How late the power disk answers flushes.")
+    ] = None,
+    server_kill: Annotated[
+        str, typer.Option(metavar="tree|main", help="Kill the server's whole process tree, or its main process only.")
+    ] = "tree",
     directory: DirOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's own result folder, new or empty.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with an unfinished run, as it was begun.")] = None,
-    expect: Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")] = None,
-    driver: Annotated[str, typer.Option(metavar="forked|fresh", help="Fork drivers from a warmed parent, or start an interpreter for each.")] = "forked",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with an unfinished run, as it was begun.")
+    ] = None,
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")
+    ] = None,
+    driver: Annotated[
+        str,
+        typer.Option(
+            metavar="forked|fresh", help="Fork drivers from a warmed parent, or start an interpreter for each."
+        ),
+    ] = "forked",
     form: FormatOption = None,
 ) -> None:
     """Write, kill, reload: what each backend loses on this disk, what it costs, and which to pick."""
@@ -140,7 +177,10 @@ def run(  # noqa: PLR0913, PLR0917 - the options are the interface
     from durabench import run as running
     from durabench.schedule import Asked, UsageError
 
-    for value, known, what in ((server_kill, ("tree", "main"), "--server-kill"), (driver, ("forked", "fresh"), "--driver")):
+    for value, known, what in (
+        (server_kill, ("tree", "main"), "--server-kill"),
+        (driver, ("forked", "fresh"), "--driver"),
+    ):
         if value not in known:
             message = f"{what} is {' or '.join(known)}, not {value!r}"
             raise UsageError(message)
@@ -204,10 +244,17 @@ def list_() -> None:
 
 @app.command()
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are shown together, by host.")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are shown together, by host.")
+    ],
     form: FormatOption = None,
-    expect: Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")] = None,
-    write: Annotated[Path | None, typer.Option(metavar="README.md", help="Replace the table between the durabench marks in this file.")] = None,
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="README.md", help="Replace the table between the durabench marks in this file."),
+    ] = None,
 ) -> None:
     """Show recorded results again; runs nothing."""
     from durabench import report as reports
@@ -233,7 +280,9 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
         broken += again["verdict"] == "broken"
         if (recorded["verdict"], recorded["lost"]) != (again["verdict"], again["lost"]):
             different += 1
-            print(f"trial {recorded['trial']} {recorded['namespace']}: recorded {recorded['verdict']}, now {again['verdict']}: {again['why']}")
+            print(
+                f"trial {recorded['trial']} {recorded['namespace']}: recorded {recorded['verdict']}, now {again['verdict']}: {again['why']}"
+            )
     print(f"{len(pairs)} judgements: {different} differ from what was recorded, {broken} broken")
     sys.exit(COULD_NOT_TELL if different else int(broken > 0))
 
@@ -272,4 +321,3 @@ def doctor() -> None:
     from durabench import inventory
 
     sys.exit(inventory.doctor(Console(highlight=False)))
-

@@ -36,7 +36,9 @@ def show(name: str, directory: Path | None, console: Console) -> int:
                 continue
         for result in results:
             reason = f": {result.reason}" if result.reason else ""
-            console.print(f"  {MARKS[result.outcome]} {result.check.id}: {result.check.description}{reason}", markup=False)
+            console.print(
+                f"  {MARKS[result.outcome]} {result.check.id}: {result.check.description}{reason}", markup=False
+            )
         if any(result.outcome == "failed" for result in results):
             status = 1
     return status

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,7 +111,7 @@ def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
         made.setdefault(same, backend_of(target))
         backends[namespace] = made[same]
     stores = {
-        namespace: _until_ready(lambda b=backend, n=namespace: b.open(order["targets"][n]["namespace"]), order["deadline_s"])
+        namespace: _until_ready(partial(backend.open, order["targets"][namespace]["namespace"]), order["deadline_s"])
         for namespace, backend in backends.items()
     }
     return backends, stores
@@ -131,7 +132,16 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
         wait = began + index * pace_s - time.monotonic()
         if wait > 0:
             time.sleep(wait)
-        armed = {"e": "armed", "w": writer, "i": index, "verb": op.verb, "ns": op.namespace, "key": op.key, "seq": op.sequence, "size": op.size}
+        armed = {
+            "e": "armed",
+            "w": writer,
+            "i": index,
+            "verb": op.verb,
+            "ns": op.namespace,
+            "key": op.key,
+            "seq": op.sequence,
+            "size": op.size,
+        }
         tell({**armed, "refers": op.refers} if op.refers else armed)
         start_ns = time.perf_counter_ns()
         try:

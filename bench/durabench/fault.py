@@ -27,8 +27,15 @@ class Fault:
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("none", Domain.NOTHING, "an orderly stop; the negative control, and where latency comes from", "any crash"),
-        Fault("kill-client", Domain.CLIENT, "SIGKILL of the writer inside a put", "a missing fsync: the page cache survives"),
+        Fault(
+            "none", Domain.NOTHING, "an orderly stop; the negative control, and where latency comes from", "any crash"
+        ),
+        Fault(
+            "kill-client",
+            Domain.CLIENT,
+            "SIGKILL of the writer inside a put",
+            "a missing fsync: the page cache survives",
+        ),
         Fault(
             "kill-server",
             Domain.SERVER,
@@ -36,9 +43,27 @@ FAULTS: dict[str, Fault] = {
             "a missing fsync: the page cache survives",
             needs_server=True,
         ),
-        Fault("reset-machine", Domain.MACHINE, "hard reset of a virtual machine: its memory is gone", "the drive's write cache", recorded=True),
-        Fault("cut-power", Domain.DRIVE, "the power disk forgets any legal part of its unflushed writes", "a drive's firmware", recorded=True),
-        Fault("lying-drive", Domain.FLUSHED, "the same recording read again as if flushes had not been done", "nothing it should keep", recorded=True),
+        Fault(
+            "reset-machine",
+            Domain.MACHINE,
+            "hard reset of a virtual machine: its memory is gone",
+            "the drive's write cache",
+            recorded=True,
+        ),
+        Fault(
+            "cut-power",
+            Domain.DRIVE,
+            "the power disk forgets any legal part of its unflushed writes",
+            "a drive's firmware",
+            recorded=True,
+        ),
+        Fault(
+            "lying-drive",
+            Domain.FLUSHED,
+            "the same recording read again as if flushes had not been done",
+            "nothing it should keep",
+            recorded=True,
+        ),
     )
 }
 

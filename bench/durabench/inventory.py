@@ -13,7 +13,7 @@ from durabench import fault as faults
 from durabench import workload as workloads
 from durabench_backends import registry
 from durabench_backends.contract import RATED_DOMAINS, Setting
-from durabench_backends.locate import MissingProgram
+from durabench_backends.locate import MissingExtra, MissingProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,21 +28,34 @@ TOOLS = {"setpriv": "apt-get install util-linux"}
 
 def show(console: Console) -> None:
     """Print backends with settings, promises and tiers; faults; workloads; what is missing."""
-    table = Table("backend:setting", "tier", *(domain.label for domain in RATED_DOMAINS), "atomic to", "ordered to", box=None, pad_edge=False)
+    table = Table(
+        "backend:setting",
+        "tier",
+        *(domain.label for domain in RATED_DOMAINS),
+        "atomic to",
+        "ordered to",
+        box=None,
+        pad_edge=False,
+    )
     missing: list[str] = []
     for name in registry.names():
         try:
             found = registry.load(name)
-        except registry.MissingExtra as error:
+        except MissingExtra as error:
             missing.append(str(error))
             continue
         missing += _missing_programs(name, found)
         for number, setting in enumerate(found.settings):
             table.add_row(*_cells(name, setting, is_default=number == 0))
     console.print(table)
-    console.print("0 nothing lost · s at most so many seconds · – no promise · ★ the software's own default; each promise is its vendor's\n")
+    console.print(
+        "0 nothing lost · s at most so many seconds · – no promise · ★ the software's own default; each promise is its vendor's\n"
+    )
     for fault in faults.FAULTS.values():
-        console.print(f"{fault.name:14} destroys {fault.destroys.label}: {fault.how}; does not see {fault.cannot_see}", markup=False)
+        console.print(
+            f"{fault.name:14} destroys {fault.destroys.label}: {fault.how}; does not see {fault.cannot_see}",
+            markup=False,
+        )
     console.print()
     for name in workloads.WORKLOADS:
         console.print(f"{name:14} {workloads.describe(name)}", markup=False)
@@ -74,12 +87,14 @@ def _missing_programs(name: str, found: type[Backend]) -> Iterator[str]:
 
 def doctor(console: Console) -> int:
     """Print each thing that trials need and whether it is here; 0 all of it, 3 something is missing."""
-    found = [(f"{platform.system()} {platform.release()}", platform.system() == "Linux", "trials need Linux 5.3 or newer")]
+    found = [
+        (f"{platform.system()} {platform.release()}", platform.system() == "Linux", "trials need Linux 5.3 or newer")
+    ]
     found += [(tool, shutil.which(tool) is not None, install) for tool, install in TOOLS.items()]
     for name in registry.names():
         try:
             lines = list(_missing_programs(name, registry.load(name)))
-        except registry.MissingExtra as error:
+        except MissingExtra as error:
             lines = [str(error)]
         found.append((f"backend {name}", not lines, "; ".join(lines)))
     for what, here, mend in found:

@@ -114,11 +114,22 @@ def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
     }
 
 
-def doubtful(row: Mapping[str, Any]) -> bool:
-    """Whether a control's row says that the campaign cannot be trusted."""
-    expected = {
-        "negative": row["verdict"] == "kept",
-        "positive": (row["lost"] or 0) > 0,
-        "detector": (row["corrupt"] or 0) > 0 and (row["lost"] or 0) > 0,
-    }
-    return not expected[row["control"]]
+def failed_controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The controls among ``rows`` that say that the campaign cannot be trusted, each in a phrase.
+
+    What must keep must have kept in every trial; what must lose, in at least one of those of the same kind and fault.
+    """
+    grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["control"], f"{row['backend']}:{row['setting']}", row["fault"]), []).append(row)
+    failed = []
+    for (kind, label, name), members in grouped.items():
+        held = {
+            "negative": all(row["verdict"] == "kept" for row in members),
+            "positive": any(row["lost"] or row["unavailable"] for row in members),
+            "detector": any(row["lost"] and row["corrupt"] for row in members),
+        }
+        if not held[kind]:
+            worst = next((row for row in members if row["verdict"] != "kept"), members[0])
+            failed.append(f"{kind} ({label}, {name}: {worst['why']})")
+    return failed

@@ -217,7 +217,11 @@ class Here:
         """Kill the writers, or the servers (and the writers with them where they are what an embedded store has for one)."""
         del seed
         if fault.needs_server:
-            process.kill_trees(self._daemons, main_only=self.server_kill == "main", also=self.writers if self.writers_are_servers else ())
+            process.kill_trees(
+                self._daemons,
+                main_only=self.server_kill == "main",
+                also=self.writers if self.writers_are_servers else (),
+            )
             self._forget(self._daemons)
         else:
             process.kill_trees(self.writers)

@@ -210,11 +210,15 @@ def start(  # noqa: PLR0913 - one keyword per property of a process
         except subprocess.TimeoutExpired:
             raise Hung(f"{Path(argv[0]).name} did not end within {deadline_s:g} s{tail(log)}") from None
 
-    pipes = (os.dup(popen.stdin.fileno()), os.dup(popen.stdout.fileno())) if piped and popen.stdin and popen.stdout else (None, None)
+    pipes = (
+        (os.dup(popen.stdin.fileno()), os.dup(popen.stdout.fileno()))
+        if piped and popen.stdin and popen.stdout
+        else (None, None)
+    )
     for pipe in (popen.stdin, popen.stdout):
         if pipe is not None:
             pipe.close()
-    return Process(popen.pid, os.pidfd_open(popen.pid), reap, *pipes, log=log)
+    return Process(popen.pid, os.pidfd_open(popen.pid), reap, pipes[0], pipes[1], log)
 
 
 def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:  # noqa: ANN401 - those of `start`
@@ -235,7 +239,9 @@ def output(argv: Sequence[str], *, deadline_s: float) -> str:
     except subprocess.TimeoutExpired:
         raise Hung(f"{Path(argv[0]).name} did not end within {deadline_s:g} s") from None
     if done.returncode:
-        raise Died(f"{Path(argv[0]).name} ended with {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}")
+        raise Died(
+            f"{Path(argv[0]).name} ended with {done.returncode}: {' | '.join(done.stderr.strip().splitlines()[-3:])}"
+        )
     return done.stdout
 
 

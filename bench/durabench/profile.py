@@ -25,6 +25,40 @@ class Controls(BaseModel):
     detector: str
 
 
+class PowerControls(BaseModel):
+    """Settings whose outcome under power cuts is known: one that keeps everything, one that loses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    negative: str
+    positive: str
+
+
+class Power(BaseModel):
+    """The pass on a machine that can be reset: recordings of so many puts, and crash states of each recording.
+
+    ``budget_s`` (not counting preparation), or ``trials`` crash states per cell over at least ``recordings`` recordings.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    faults: Annotated[list[str], Field(min_length=1)]
+    backends: Annotated[list[str], Field(min_length=1)]
+    filesystems: Annotated[list[str], Field(min_length=1)]
+    controls: PowerControls
+    budget_s: Annotated[float, Field(gt=0)] | None = None
+    trials: Annotated[int, Field(ge=1)] | None = None
+    recordings: Annotated[int, Field(ge=1)] = 5
+    puts: Annotated[int, Field(ge=2)] = 40
+    states: Annotated[int, Field(ge=1)] = 24
+    server_states: Annotated[int, Field(ge=1)] = 6
+
+    @model_validator(mode="after")
+    def _budget_or_trials(self) -> Power:
+        if (self.budget_s is None) == (self.trials is None):
+            message = "give either budget_s or trials"
+            raise ValueError(message)
+        return self
+
+
 class Profile(BaseModel):
     """A time budget (``budget_s``) or a number of trials per cell (``trials``, and ``dear_trials`` for slow settings)."""
 
@@ -32,6 +66,7 @@ class Profile(BaseModel):
     backends: Annotated[list[str], Field(min_length=1)]
     faults: Annotated[list[str], Field(min_length=1)]
     controls: Controls
+    power: Power
     workload: str = "agent"
     writers: Annotated[int, Field(ge=1, le=64)] = 1
     budget_s: Annotated[float, Field(gt=0)] | None = None

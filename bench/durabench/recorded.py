@@ -55,6 +55,11 @@ class Recorded:
     filesystem: vm.Filesystem
     unit_bytes: int
 
+    def close(self) -> None:
+        """Let go of the log and remove it."""
+        self.recording.close()
+        self.recording.source.unlink(missing_ok=True)
+
 
 @dataclass
 class _Writing:
@@ -112,7 +117,9 @@ def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
     finally:
         disk.close()
         image.unlink(missing_ok=True)
-    return Recorded(str(plan.recording), vm.Recording.load(log), base, folders, writing.events, facts, filesystem, unit_bytes)
+    return Recorded(
+        str(plan.recording), vm.Recording.load(log), base, folders, writing.events, facts, filesystem, unit_bytes
+    )
 
 
 def _adopts() -> bool:
@@ -144,7 +151,13 @@ def _write(plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing
     puts = plan.puts or 1
     for number in range(plan.writers):
         writer = machine.place.start(DRIVER, env, on_line=writing.hear)
-        words = {"do": "write", "writer": number, "writers": plan.writers, "workload": plan.workload, "pace_s": plan.pace_s}
+        words = {
+            "do": "write",
+            "writer": number,
+            "writers": plan.writers,
+            "workload": plan.workload,
+            "pace_s": plan.pace_s,
+        }
         order = {**_order(plan, services, UP_S), **words, "limit": puts, "limit_s": None, "hold": True}
         writer.write_line(json.dumps(order))
     try:
@@ -182,7 +195,9 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
             lie_from=first if destroys is Domain.FLUSHED else None,
             first=last if members[0].settle_s else first,
             last=last,
-            modes=(vm.Mode.ALL,) if destroys is Domain.MACHINE else (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET, vm.Mode.TORN),
+            modes=(vm.Mode.ALL,)
+            if destroys is Domain.MACHINE
+            else (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET, vm.Mode.TORN),
         )
         found += zip(members, drawn, strict=True)
     return sorted(found, key=lambda pair: pair[1].position)
@@ -212,7 +227,11 @@ def strike_ns(recorded: Recorded, position: int) -> int:
 
 
 def run_states(
-    recorded: Recorded, plans: Sequence[TrialPlan], laboratory: Laboratory, tell: Callable[[Outcome], None], stop: Callable[[], bool]
+    recorded: Recorded,
+    plans: Sequence[TrialPlan],
+    laboratory: Laboratory,
+    tell: Callable[[Outcome], None],
+    stop: Callable[[], bool],
 ) -> None:
     """Build, recover, read and tell one crash state per plan."""
     chosen = states(recorded, plans)
@@ -234,13 +253,21 @@ def run_states(
 
 
 def _look(  # noqa: PLR0913, PLR0917 - one crash state, and where to look at it
-    recorded: Recorded, plan: TrialPlan, state: vm.CrashState, image: Path, lane: vm.Lane, laboratory: Laboratory, began: float
+    recorded: Recorded,
+    plan: TrialPlan,
+    state: vm.CrashState,
+    image: Path,
+    lane: vm.Lane,
+    laboratory: Laboratory,
+    began: float,
 ) -> Outcome:
-    events = [{"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}]
+    events: list[Event] = [{"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}]
     events += written_before(recorded, state.position)
     at_ns = strike_ns(recorded, state.position)
     answered = {(event["w"], event["i"]) for event in events if event["e"] == "ok"}
-    inside = any(event["e"] == "armed" and event["t"] <= at_ns and (event["w"], event["i"]) not in answered for event in events)
+    inside = any(
+        event["e"] == "armed" and event["t"] <= at_ns and (event["w"], event["i"]) not in answered for event in events
+    )
     events.append({"e": "strike", "t": at_ns, "fault": plan.fault})
     events.append({"e": "struck", "t": at_ns, "where": "inside" if inside else "after"})
     events += _read(recorded, plan, image, lane, laboratory, _keys(events))
@@ -253,7 +280,8 @@ def _look(  # noqa: PLR0913, PLR0917 - one crash state, and where to look at it
             "recording": recorded.name,
             "position": state.position,
             "gap": recorded.recording.gap(state.position),
-            "state": f"{state.mode}/{state.seed}/{state.unit_bytes}" + (f"/lie:{state.lie_from}" if state.lie_from else ""),
+            "state": f"{state.mode}/{state.seed}/{state.unit_bytes}"
+            + (f"/lie:{state.lie_from}" if state.lie_from else ""),
         },
     )
 
@@ -267,7 +295,12 @@ def _keys(events: Sequence[Event]) -> dict[str, list[str]]:
 
 
 def _read(  # noqa: PLR0913, PLR0917 - see `_look`
-    recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, laboratory: Laboratory, keys: Mapping[str, list[str]]
+    recorded: Recorded,
+    plan: TrialPlan,
+    image: Path,
+    lane: vm.Lane,
+    laboratory: Laboratory,
+    keys: Mapping[str, list[str]],
 ) -> list[Event]:
     """Recover the image in its lane and read it; what does not mount, start or answer is what was found."""
     began_ns = time.monotonic_ns()
@@ -278,10 +311,12 @@ def _read(  # noqa: PLR0913, PLR0917 - see `_look`
         kind = "doubt" if found.what == MACHINE_LOST else "down"
         return [{"e": kind, "t": now_ns, "why": f"{found.what}: {' '.join(found.detail.split())[:500]}"}]
     answer: list[Event] = [{**event, "t": now_ns} for event in found.answer]
-    last = answer.pop() if answer else {"e": "failed", "why": "no answer"}
+    last: Event = answer.pop() if answer else {"e": "failed", "why": "no answer"}
     if last["e"] == "failed":
         return [*answer, {"e": "down", "t": now_ns, "why": last["why"]}]
-    before = {name: who for event in recorded.events if event["e"] == "ready" for name, who in event["identity"].items()}
+    before = {
+        name: who for event in recorded.events if event["e"] == "ready" for name, who in event["identity"].items()
+    }
     if any(last["identity"][name] == before.get(name) for name in last["identity"]):
         return [{"e": "doubt", "t": now_ns, "why": "the instance that answers is still the one from before the strike"}]
     return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
@@ -294,7 +329,9 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
     request = {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
     if all(service.embedded for service in services.values()):
         spec = root_spec(list(plan.targets.values()))
-        return vm.Job((*DRIVER, "--lasting"), env=driver_env(spec), deadline_s=UP_S + ANSWER_S, lasting=True, request=request)
+        return vm.Job(
+            (*DRIVER, "--lasting"), env=driver_env(spec), deadline_s=UP_S + ANSWER_S, lasting=True, request=request
+        )
 
     def serve(place: vm.Place) -> list[Event]:
         placed = Placed(place, laboratory.ground, plan.lane)
@@ -348,5 +385,3 @@ def keep(recorded: Recorded, path: Path) -> str | None:
         path.unlink()
         return f"the recording {recorded.name} is not kept: {size >> 20} MiB compressed, the limit is {RECORDING_MAX_BYTES >> 20}"
     return None
-
-

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, judgement, profile, results, schedule
 from durabench.campaign import Campaign, Ground, Interrupted, Prepared
+from durabench.process import HarnessError
 from durabench.service import promise_from
 from durabench.trial import Outcome, TrialPlan
 
@@ -105,7 +106,7 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
             cells,
             _runnable(plans, cells),
             prepared,
-            host,
+            facts,
             asked.seed,
             budget_s,
             chosen.dear_trials,
@@ -114,6 +115,7 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
             chosen.at_once,
             say,
             progress,
+            power_budget_s=_power_budget_s(asked, chosen),
             latency_matters=facts["latency"] is None,
         )
         return _carry_out(going, options, doubts)
@@ -122,12 +124,23 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
         ground.close()
 
 
+def _power_budget_s(asked: Asked, chosen: profile.Profile) -> float | None:
+    """The power pass's own budget: the profile's, stretched as the other one was."""
+    if asked.trials or chosen.power.budget_s is None:
+        return None
+    return chosen.power.budget_s * (asked.budget_s / chosen.budget_s if asked.budget_s and chosen.budget_s else 1)
+
+
 def _as_begun(options: Options) -> Options:
     """The options of the run that is to be resumed, as its ``run.json`` has them."""
     begun = results.Folder.open(options.resume or LOCAL).run
-    asked = {name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()}
+    asked: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()
+    }
     directory = Path(begun["directory"]) if begun["directory"] else None
-    return replace(options, asked=schedule.Asked(**asked), profile=begun["profile"], directory=directory, driver=begun["driver"])
+    return replace(
+        options, asked=schedule.Asked(**asked), profile=begun["profile"], directory=directory, driver=begun["driver"]
+    )
 
 
 def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
@@ -139,7 +152,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
         return Ran(going.folder, interrupted=True)
     doubts += [f"a control failed: {name}" for name in going.failed_controls()]
     workload = going.plans[-1].workload
-    missing = campaign.cells_json(going.not_run(), going.prepared, workload, going.host)
+    missing = campaign.cells_json(going.not_run(), going.prepared, workload, going.facts)
     return Ran(going.folder, missing, doubts=doubts)
 
 
@@ -152,7 +165,12 @@ def _ground(place: Path, options: Options) -> Ground:
 
 
 def _prepare_all(  # noqa: PLR0913, PLR0917 - all of it is needed once
-    cells: Sequence[Cell], plans: Sequence[TrialPlan], ground: Ground, workload: str, executor: Executor, say: Callable[[str], None]
+    cells: Sequence[Cell],
+    plans: Sequence[TrialPlan],
+    ground: Ground,
+    workload: str,
+    executor: Executor,
+    say: Callable[[str], None],
 ) -> dict[Target, Prepared]:
     """Bring every target up once, several at a time: what does not come up is known before the first trial."""
     wanted = {target for cell in cells if cell.verdict is None for target in cell.targets}
@@ -203,7 +221,7 @@ def _run_json(  # noqa: PLR0913, PLR0917 - all of it goes into one document
         "driver": options.driver,
         "asked": asdict(asked),
         "directory": None if options.directory is None else str(options.directory),
-        "cells": campaign.cells_json(cells, prepared, workload, str(facts["id"])),
+        "cells": campaign.cells_json(cells, prepared, workload, facts),
         "plan": [plan.as_json() for plan in plans],
     }
 
@@ -260,7 +278,7 @@ def replay(folder: results.Folder, trial: int, directory: Path | None, say: Call
     finally:
         ground.close()
     if failures:
-        raise campaign.HarnessError(failures[0])
+        raise HarnessError(failures[0])
     held = campaign.held(plan, prepared)
     return judgement.rows(outcomes[0], held, folder.run["machine"]["id"], str(folder.path))
 
@@ -285,5 +303,3 @@ def judge_again(folder: results.Folder) -> list[tuple[Row, Row]]:
 
 def _held_again(stored: Mapping[str, Any]) -> judgement.Held:
     return judgement.Held(promise_from(stored), bool(stored["versions"]))
-
-

@@ -13,21 +13,27 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from durabench import fault as faults
-from durabench import workload
+from durabench import guest, workload
 from durabench.service import Target
 from durabench.trial import WINDOWS_SPANNED, TrialPlan
 from durabench_backends import registry
 from durabench_backends.contract import Domain
-from durabench_backends.locate import MissingProgram
+from durabench_backends.locate import MissingExtra, MissingProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from durabench_backends.contract import Command
 
     from durabench.profile import Profile
 
 VISIT_TRIALS = 20
 """Trials on one fresh directory; also the size of a round where a number of trials was asked for."""
 ROUNDS_MAX = 368
+RECORDINGS_MAX = 12
+"""Most recordings of a cell that a budget is planned for."""
+CONTROL_PUTS = 12
+CONTROL_STATES = 8
 LIVE = "live"
 LANES = ("here", "guest", "swap", "loop")
 URL_FAULTS = ("none", "kill-client")
@@ -104,18 +110,52 @@ def targets_of(text: str) -> list[Target]:
 def cells(asked: Asked, profile: Profile) -> list[Cell]:
     """Every cell of the campaign, also those that cannot be judged here, with why. UsageError, UnknownBackend, UnknownFault."""
     _refuse_contradictions(asked)
-    wanted = [faults.load(name) for name in asked.faults or profile.faults]
     workload.load(asked.workload or profile.workload)
     by_name = bool(asked.backends or asked.metadata or asked.faults)
-    found: list[Cell] = []
-    for pair in _pairs(asked, profile):
-        if isinstance(pair, Cell):
-            found += [replace(pair, fault=fault.name, by_name=by_name) for fault in wanted]
-            continue
-        for fault in wanted:
-            cell = Cell(*pair, fault.name, lane=asked.lane or "here", filesystem=asked.filesystem, by_name=by_name)
-            found.append(_with_why(cell, fault))
+    wanted = [faults.load(name) for name in asked.faults or profile.faults]
+    found = [
+        cell
+        for pair in _pairs(asked, profile.backends)
+        for fault in wanted
+        if not fault.recorded
+        for cell in [_cell(pair, fault, asked, by_name=by_name)]
+    ]
+    # A machine is reset where that was asked for, and in the run of somebody who asked for nothing.
+    recorded = [fault for fault in wanted if fault.recorded] or (
+        [] if by_name else list(map(faults.load, profile.power.faults))
+    )
+    lack = guest.why_not() if recorded else None
+    for text in (asked.filesystem,) if asked.filesystem else profile.power.filesystems:
+        guest.parse_filesystem(text)
+        for pair in _pairs(asked, profile.power.backends):
+            found += [_recorded_cell(pair, fault, asked, text, lack, by_name=by_name) for fault in recorded]
     return list(dict.fromkeys(found))
+
+
+def _cell(pair: tuple[Target, Target] | Cell, fault: faults.Fault, asked: Asked, *, by_name: bool) -> Cell:
+    if isinstance(pair, Cell):
+        return replace(pair, fault=fault.name, by_name=by_name)
+    return _with_why(
+        Cell(*pair, fault.name, lane=asked.lane or "here", filesystem=asked.filesystem, by_name=by_name), fault
+    )
+
+
+def _recorded_cell(  # noqa: PLR0913 - a cell has these parts
+    pair: tuple[Target, Target] | Cell,
+    fault: faults.Fault,
+    asked: Asked,
+    filesystem: str,
+    lack: str | None,
+    *,
+    by_name: bool,
+) -> Cell:
+    lane = asked.lane or guest.default_lane()
+    if isinstance(pair, Cell):
+        return replace(pair, fault=fault.name, by_name=by_name, lane=lane, filesystem=filesystem)
+    cell = _with_why(Cell(*pair, fault.name, lane=lane, filesystem=filesystem, by_name=by_name), fault)
+    if cell.verdict is None and any(getattr(target.load()[0], "heavy", False) for target in cell.targets):
+        return not_run(cell, "too heavy for an emulated machine")
+    return not_run(cell, lack) if cell.verdict is None and lack else cell
 
 
 def _refuse_contradictions(asked: Asked) -> None:
@@ -123,8 +163,9 @@ def _refuse_contradictions(asked: Asked) -> None:
     if asked.lane is not None and asked.lane not in LANES:
         message = f"unknown lane {asked.lane!r}; {registry.nearest(asked.lane, LANES)}"
         raise UsageError(message)
-    if (asked.lane or "here") == "here" and (asked.filesystem or asked.flush_delay_s):
-        message = "--filesystem and --flush-delay are a resettable machine's: give --lane guest, swap or loop with them"
+    recorded = any(faults.load(name).recorded for name in asked.faults)
+    if not recorded and (asked.filesystem or asked.flush_delay_s):
+        message = "--filesystem and --flush-delay are of a machine that is reset: give --fault cut-power or reset-machine with them"
         raise UsageError(message)
     if asked.trials is not None and asked.budget_s is not None:
         message = "--trials and --budget exclude each other: give one"
@@ -134,15 +175,15 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise UsageError(message)
 
 
-def _pairs(asked: Asked, profile: Profile) -> Iterable[tuple[Target, Target] | Cell]:
+def _pairs(asked: Asked, usual: Sequence[str]) -> Iterable[tuple[Target, Target] | Cell]:
     if bool(asked.metadata) != bool(asked.data):
         message = "--metadata and --data come together: give both, or --backend for one backend under both"
         raise UsageError(message)
-    names = list(asked.backends) or ([] if asked.metadata else profile.backends)
+    names = list(asked.backends) or ([] if asked.metadata else usual)
     for name in names:
         try:
             targets = targets_of(name)
-        except registry.MissingExtra as error:
+        except MissingExtra as error:
             nothing = Target(name.partition(":")[0], name.partition(":")[2] or "*")
             yield Cell(nothing, nothing, "", verdict="not run", why=str(error))
             continue
@@ -164,14 +205,18 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
         if setting is None:
             continue
         try:
-            commands = found(setting, _NOWHERE, lambda _name: 0).commands()
+            commands = _commands(target)
         except MissingProgram as error:
             return replace(cell, verdict="not run", why=str(error))
         served = served or any(command.role == "daemon" for command in commands)
     if fault.needs_server and not served:
         return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
-    if fault.recorded or cell.lane != "here":
-        return replace(cell, verdict="not run", why="needs a machine that can be reset")
+    if not fault.recorded and cell.lane != "here":
+        return replace(cell, verdict="not run", why="processes are killed on this host only: leave --lane out")
+    if fault.recorded and cell.lane == "here":
+        return replace(
+            cell, verdict="not run", why="this host is not reset: leave --lane out, or give guest, swap or loop"
+        )
     return cell
 
 
@@ -181,13 +226,26 @@ def not_run(cell: Cell, why: str) -> Cell:
 
 
 def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPlan]:
-    """The trials of every cell that can be judged, round by round, numbered in that order; controls come first."""
+    """The trials of every cell that can be judged, numbered in the order in which they run; controls come first."""
     live = [cell for cell in found if cell.verdict is None]
-    made = [_plan(cell, asked, profile, number) for number, cell in enumerate(_controls(profile, asked))]
-    for _ in range(_rounds(len(live), asked, profile) if live else 0):
-        for cell in live:
-            made.append(_plan(cell, asked, profile, len(made)))
-    return made
+    here = [cell for cell in live if not faults.load(cell.fault).recorded]
+    recorded = [cell for cell in live if faults.load(cell.fault).recorded]
+    made: list[TrialPlan] = []
+    if here:
+        made += _controls(asked, profile)
+    for _ in range(_rounds(len(here), asked, profile) if here else 0):
+        made += [_plan(cell, asked, profile) for cell in here]
+    if recorded:
+        made += _power_controls(recorded[0], asked, profile)
+        made += _recordings(recorded, asked, profile)
+    return [_numbered(plan, number, asked) for number, plan in enumerate(made)]
+
+
+def _numbered(plan: TrialPlan, number: int, asked: Asked) -> TrialPlan:
+    """With its number, its own seed, and the pace that its victim needs."""
+    plan = replace(plan, trial=number, seed=Random(f"{asked.seed}/{number}").getrandbits(48))
+    last = plan.puts if plan.recording and plan.puts else plan.victim
+    return replace(plan, pace_s=_pace_s(plan, last))
 
 
 def _rounds(live: int, asked: Asked, profile: Profile) -> int:
@@ -198,52 +256,96 @@ def _rounds(live: int, asked: Asked, profile: Profile) -> int:
     return max(3, min(ROUNDS_MAX, int(budget_s / (0.2 * live))))
 
 
-@dataclass(frozen=True)
-class _Control:
-    kind: str
-    cell: Cell
+def _plan(cell: Cell, asked: Asked, profile: Profile) -> TrialPlan:
+    peace = faults.load(cell.fault).destroys is Domain.NOTHING
+    return TrialPlan(
+        trial=0,
+        seed=0,
+        metadata=cell.metadata,
+        data=cell.data,
+        workload=asked.workload or profile.workload,
+        fault=cell.fault,
+        writers=asked.writers or profile.writers,
+        lane=cell.lane,
+        filesystem=cell.filesystem,
+        settle_s=asked.settle_s,
+        flush_delay_s=asked.flush_delay_s,
+        server_kill=asked.server_kill,
+        puts=profile.puts if peace else None,
+        write_s=profile.write_s if peace else None,
+    )
 
 
-def _controls(profile: Profile, asked: Asked) -> list[_Control]:
+def _controls(asked: Asked, profile: Profile) -> list[TrialPlan]:
     """Trials whose outcome is known beforehand."""
-    del asked
     kinds = {"negative": "none", "positive": "kill-client", "detector": "none"}
     return [
-        _Control(kind, Cell(target, target, fault))
+        replace(
+            _plan(Cell(target, target, fault), asked, profile), workload="append", writers=1, settle_s=0.0, control=kind
+        )
         for kind, fault in kinds.items()
         for target in targets_of(getattr(profile.controls, kind))[:1]
     ]
 
 
-def _plan(what: Cell | _Control, asked: Asked, profile: Profile, number: int) -> TrialPlan:
-    cell = what.cell if isinstance(what, _Control) else what
-    control = what.kind if isinstance(what, _Control) else None
-    peace = faults.load(cell.fault).destroys is Domain.NOTHING
-    plan = TrialPlan(
-        trial=number,
-        seed=Random(f"{asked.seed}/{number}").getrandbits(48),
-        metadata=cell.metadata,
-        data=cell.data,
-        workload="append" if control else asked.workload or profile.workload,
-        fault=cell.fault,
-        writers=1 if control else asked.writers or profile.writers,
-        lane=cell.lane,
-        filesystem=cell.filesystem,
-        settle_s=0.0 if control else asked.settle_s,
-        flush_delay_s=asked.flush_delay_s,
-        server_kill=asked.server_kill,
-        puts=profile.puts if peace else None,
-        write_s=profile.write_s if peace else None,
-        control=control,
+def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPlan]:
+    """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right way."""
+    negative, positive = (
+        targets_of(name)[0] for name in (profile.power.controls.negative, profile.power.controls.positive)
     )
-    return replace(plan, pace_s=_pace_s(cell, plan.victim))
+    made = []
+    for target, fault, control in (
+        (negative, "cut-power", "negative"),
+        (negative, "lying-drive", "positive"),
+        (positive, "cut-power", "positive"),
+    ):
+        plan = _plan(replace(like, metadata=target, data=target, fault=fault), asked, profile)
+        name = f"control-{target.label}"
+        plan = replace(plan, workload="append", writers=1, settle_s=0.0, flush_delay_s=0.0, puts=CONTROL_PUTS)
+        made += [replace(plan, control=control, recording=name)] * CONTROL_STATES
+    return made
 
 
-def _pace_s(cell: Cell, victim: int) -> float:
-    """Seconds from put to put, so that acknowledgements span 1.5 windows where a setting may lose a window."""
-    destroys = faults.load(cell.fault).destroys
-    windows = [setting.promise.may_lose_s.get(destroys, 0.0) for _, setting in (t.load() for t in cell.targets) if setting]
-    return WINDOWS_SPANNED * max(windows, default=0.0) / (victim - 1)
+def _recordings(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPlan]:
+    """Round by round one recording of every pair and file system, with its crash states under every fault."""
+    grouped: dict[tuple[Target, Target, str | None], list[Cell]] = {}
+    for cell in found:
+        grouped.setdefault((cell.metadata, cell.data, cell.filesystem), []).append(cell)
+    trials = asked.trials or (None if asked.budget_s else profile.power.trials)
+    number = RECORDINGS_MAX if trials is None else min(trials, profile.power.recordings)
+    made = []
+    for round_number in range(number):
+        for members in grouped.values():
+            states = _states(members[0], profile) if trials is None else len(range(round_number, trials, number))
+            for cell in members:
+                name = f"{asked.seed}-{round_number}-{cell.label.replace(' + ', '+')}-{cell.filesystem}".replace(
+                    ":", "_"
+                )
+                plan = replace(_plan(cell, asked, profile), puts=profile.power.puts, write_s=None, recording=name)
+                made += [plan] * states
+    return made
+
+
+def _states(cell: Cell, profile: Profile) -> int:
+    """How many crash states of a recording a budget is spent on: a server takes longer to come up than a file to open."""
+    served = any(command.role == "daemon" for target in cell.targets for command in _commands(target))
+    return profile.power.server_states if served else profile.power.states
+
+
+def _commands(target: Target) -> Sequence[Command]:
+    found, setting = target.load()
+    return [] if setting is None else found(setting, _NOWHERE, lambda _name: 0).commands()
+
+
+def _pace_s(plan: TrialPlan, last: int) -> float:
+    """Seconds from put to put, so that acknowledgements up to put ``last`` span 1.5 windows where one may be lost.
+
+    Crash states of one recording share its pace: that of a power cut.
+    """
+    destroys = Domain.DRIVE if plan.recording else faults.load(plan.fault).destroys
+    loaded = [target.load()[1] for target in plan.targets.values()]
+    windows = [setting.promise.may_lose_s.get(destroys, 0.0) for setting in loaded if setting]
+    return WINDOWS_SPANNED * max(windows, default=0.0) / (last - 1)
 
 
 @dataclass(frozen=True)
@@ -273,6 +375,15 @@ def visits(some: Iterable[TrialPlan], rng: Random) -> list[Visit]:
 
 def rounds(made: Sequence[TrialPlan], live: int, *, by_budget: bool) -> list[list[TrialPlan]]:
     """The plan's trials (without controls) round by round: one trial a cell by budget, a directory's worth by number."""
-    trials = [plan for plan in made if plan.control is None]
+    trials = [plan for plan in made if plan.control is None and plan.recording is None]
     size = live * (1 if by_budget else VISIT_TRIALS)
     return [trials[at : at + size] for at in range(0, len(trials), size)] if size else []
+
+
+def recordings(made: Sequence[TrialPlan]) -> list[list[TrialPlan]]:
+    """The crash states of the plan, grouped by the recording that they are of, in the order of the plan."""
+    grouped: dict[str, list[TrialPlan]] = {}
+    for plan in made:
+        if plan.recording is not None:
+            grouped.setdefault(plan.recording, []).append(plan)
+    return list(grouped.values())

@@ -90,7 +90,12 @@ class Service:
             found: dict[str, Any] = {"backend": self.target.backend, "url": self.target.url}
         else:
             self.backend.commands()  # draws the ports
-            found = {"backend": self.target.backend, "setting": self.target.setting, "root": str(self.root), "ports": self._ports}
+            found = {
+                "backend": self.target.backend,
+                "setting": self.target.setting,
+                "root": str(self.root),
+                "ports": self._ports,
+            }
         return found if namespace is None else {**found, "namespace": namespace}
 
     def set_up(self) -> None:
@@ -195,4 +200,3 @@ def running(name: str, setting: str, root: Path, machine: Machine | None = None)
         yield service
     finally:
         where.close()
-

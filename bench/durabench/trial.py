@@ -21,7 +21,7 @@ from durabench.history import Event, Struck
 from durabench.machine import DRIVER
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import READY_S, Service, Target
-from durabench_backends.contract import DATA, METADATA, Domain
+from durabench_backends.contract import DATA, METADATA, Domain, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,7 +133,9 @@ class Site:
     def order(self, plan: TrialPlan) -> dict[str, Any]:
         """How a driver finds both namespaces of a trial."""
         return {
-            "targets": {name: service.order(f"t{plan.trial}a{plan.attempt}{name[0]}") for name, service in self.services.items()},
+            "targets": {
+                name: service.order(f"t{plan.trial}a{plan.attempt}{name[0]}") for name, service in self.services.items()
+            },
             "seed": plan.seed,
             "deadline_s": READY_S,
         }
@@ -206,11 +208,20 @@ class _Cycle:
             _, setting = service.target.load()
             if setting is None or service.promise is None or same_promise(setting.promise, service.promise):
                 continue
-            self.note("doubt", why=f"{service.target.label}: the effective settings promise something else ({service.promise.tier})")
+            self.note(
+                "doubt",
+                why=f"{service.target.label}: the effective settings promise something else ({service.promise.tier})",
+            )
 
     def _write_order(self, writer: int) -> dict[str, Any]:
         plan = self.plan
-        words = {"do": "write", "writer": writer, "writers": plan.writers, "workload": plan.workload, "pace_s": plan.pace_s}
+        words = {
+            "do": "write",
+            "writer": writer,
+            "writers": plan.writers,
+            "workload": plan.workload,
+            "pace_s": plan.pace_s,
+        }
         return {**self.site.order(plan), **words, "limit": plan.puts, "limit_s": plan.write_s}
 
     def _driver(self) -> Process:
@@ -321,7 +332,11 @@ class _Cycle:
         for event in self.events:
             if event["e"] == "armed":
                 keys.setdefault(event["ns"], set()).add(event["key"])
-        order = {**self.site.order(self.plan), "do": "read", "keys": {name: sorted(some) for name, some in keys.items()}}
+        order = {
+            **self.site.order(self.plan),
+            "do": "read",
+            "keys": {name: sorted(some) for name, some in keys.items()},
+        }
         order["sizes"] = fault.destroys is Domain.NOTHING
         reader = self._driver()
         reader.send(order)
@@ -361,7 +376,7 @@ class _Cycle:
                 self.note("doubt", why=f"{service.target.label}: the instance that answers {why}")
 
 
-def same_promise(asked: Any, effective: Any) -> bool:  # noqa: ANN401
+def same_promise(asked: Promise, effective: Promise) -> bool:
     """Whether two promises say the same, whatever their sources."""
     return replace(asked, source="") == replace(effective, source="")
 

@@ -44,7 +44,6 @@ class _Ops:
         return Op("get", namespace, self._prefix + key, next(self._sequences), 0)
 
 
-
 def _agent(ops: _Ops, rng: Random) -> Iterator[Op]:
     """Metadata at every step under a new key; data changed, under a new key, in one step of five."""
     changes_at = rng.randrange(DATA_EVERY_STEPS)
