@@ -188,7 +188,7 @@ def test_a_cell_has_the_worst_verdict_and_unknown_decides_only_alone(verdicts, e
 def test_slow_puts_that_were_mostly_missed_are_not_called_kept():
     def found(p50_ns, struck, verdict="kept"):
         rows = [row(fault="none"), *(row(trial=at, struck=where, verdict=verdict) for at, where in enumerate(struck))]
-        return report.cells(rows, latencies=lambda one: [p50_ns] * 10 if one["fault"] == "none" else ())[1]
+        return report.cells(rows, latencies=lambda _: [p50_ns] * 10)[1]
 
     missed = found(2_000_000, ["inside", "before", "after"])
     assert missed.verdict == "unknown"
@@ -441,6 +441,12 @@ def test_runs_of_one_machine_are_added_up_and_those_of_two_are_not(run, tmp_path
     assert apart["pick"]["setting"] is None
     assert set(apart["machines"]) == {HOST, "ffffffff"}
     assert "host ffffffff" in report.render(apart, "table")
+
+
+def test_what_stands_against_trusting_a_run_is_told_whenever_it_is_shown(tmp_path):
+    folder = Folder.resume(recorded(tmp_path / "run", done=False, trials=1).path, {"machine": {"id": HOST}})
+    folder.finish(3, doubts=["a control failed: positive"])
+    assert "doubt: a control failed: positive" in report.render(report.document([Folder.open(folder.path)]), "table")
 
 
 def test_dropped_rows_are_told(tmp_path):

@@ -35,7 +35,7 @@ _MS = 1e6
 Key = tuple[str, str, str, str, str, str, str, str]
 """The values of `KEY`."""
 Latencies = Callable[[Row], Sequence[int]]
-"""The latencies of a row, in ns."""
+"""The latencies in ns of a row, of which ``run``, ``samples_at`` and ``samples_n`` are given."""
 FloorOf = Callable[[str, "float | None"], "float | None"]
 """(host, usual size of a put in bytes) → median flush in ms of what is nearest to that size."""
 

@@ -113,6 +113,7 @@ def _told(run: _Run, *, ended: bool) -> dict[str, Any]:
         "host": run.host,
         "trials": run.tally.trials,
         "finished": ended,
+        "doubts": list((run.done or {}).get("doubts", ())),
         "dropped": run.tally.dropped,
         "repeated": run.tally.repeated,
     }

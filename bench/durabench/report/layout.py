@@ -172,7 +172,9 @@ def header(document: Json) -> list[str]:
     floor = document["floor"]
     if floor is not None:
         lines += [_floor(size) for size in floor["sizes"]]
-    return lines + [_run(run) for run in document.get("runs", ())]
+    for run in document.get("runs", ()):
+        lines += [_run(run), *(f"doubt: {doubt}" for doubt in run["doubts"])]
+    return lines
 
 
 def _machine(machine: Json) -> str:
