@@ -323,6 +323,7 @@ def recorded(path, machine=MACHINE, *, done=True, trials=3):
             number += 1
     if done:
         folder.finish(1, stopped="budget")
+    folder.close()
     return Folder.open(path)
 
 
