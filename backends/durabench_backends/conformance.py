@@ -13,12 +13,14 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from durabench_backends.contract import (
     KEY_MAX_BYTES,
+    RATED_DOMAINS,
     Backend,
     Conditional,
     Domain,
@@ -611,12 +613,9 @@ def _words(promise: Promise) -> str:
 
 
 def _stronger(one: Promise, other: Promise) -> bool:
-    """Whether ``one`` promises anything that ``other`` does not."""
+    """Whether ``one`` promises more than ``other`` when something dies; what a mock loses at a stop does not count."""
     never = -1
-    loses_less = any(
-        domain not in other.may_lose_s or seconds < other.may_lose_s[domain]
-        for domain, seconds in one.may_lose_s.items()
-    )
+    loses_less = any(one.may_lose_s.get(domain, inf) < other.may_lose_s.get(domain, inf) for domain in RATED_DOMAINS)
     atomic = (never if one.atomic is None else one.atomic) > (never if other.atomic is None else other.atomic)
     ordered = (never if one.ordered is None else one.ordered) > (never if other.ordered is None else other.ordered)
     return loses_less or atomic or ordered

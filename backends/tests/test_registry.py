@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from durabench import service
-from durabench_backends import conformance, registry
+from durabench_backends import conformance, locate, registry
 from durabench_backends.contract import Backend
 
 README = Path(__file__).parents[1] / "README.md"
@@ -18,7 +18,7 @@ def test_every_registered_backend_names_its_settings_and_their_sources():
     for name in registry.BACKENDS:
         cls = registry.load(name)
         names = [setting.name for setting in cls.settings]
-        assert names or registry.BACKENDS[name].schemes, "a backend without settings is one of somebody's, at a URL"
+        assert bool(names) != registry.BACKENDS[name].by_url_only
         assert len(set(names)) == len(names)
         for setting in cls.settings:
             assert setting.promise.source
@@ -65,7 +65,7 @@ def test_a_class_that_is_not_there_is_an_unknown_backend(name):
 
 def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch):
     monkeypatch.setitem(registry.BACKENDS, "toy", registry.Line("no_such_client:Toy", "toy"))
-    with pytest.raises(registry.MissingExtra, match=r"toy needs no_such_client: pip install 'durabench\[toy\]'"):
+    with pytest.raises(locate.MissingExtra, match=r"toy needs no_such_client: pip install 'durabench\[toy\]'"):
         registry.load("toy")
 
 
