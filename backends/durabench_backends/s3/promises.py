@@ -58,7 +58,7 @@ STORED_AWS = Promise(
     "multiple facilities”; Amazon S3 data consistency model: “Updates to a single key are atomic”",
 )
 NOT_KNOWN = Promise(
-    {Domain.NOTHING: 0.0, Domain.CLIENT: 0.0},
+    {Domain.CLIENT: 0.0},
     None,
     None,
     "an S3 service that could not be told by its address or answers: a 200 outlives the client that received it",
