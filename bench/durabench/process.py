@@ -6,6 +6,7 @@ is known by pidfd. A kill is three steps: signal, reap, assert that the exit was
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pwd
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 REAP_S = 10.0
 """Longest wait for a process that was sent SIGKILL; only a process stuck in the kernel takes longer."""
@@ -308,7 +309,17 @@ def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Seque
     finally:
         for pid in set(seen) - ours:
             os.close(seen[pid])
+    _forget_shared_memory(set(seen))
     return len(seen)
+
+
+def _forget_shared_memory(dead: Collection[int]) -> None:
+    """Remove the System V segments that these dead processes made: the kernel keeps them for ever, whoever is gone."""
+    table = Path("/proc/sysvipc/shm")
+    for line in table.read_text("ascii").splitlines()[1:] if table.exists() else ():
+        _, segment, _, _, creator, _, attached, *_ = map(int, line.split())
+        if creator in dead and attached == 0:
+            ctypes.CDLL(None).shmctl(segment, 0, None)  # 0 is IPC_RMID
 
 
 def _send_all(pidfds: Iterable[int], number: int) -> None:
@@ -335,6 +346,7 @@ def stop_tree(root: Process, deadline_s: float) -> None:
         if not select.select([pidfd], [], [], max(0, end - time.monotonic()))[0]:
             _send_all([pidfd], SIGKILL)
         os.close(pidfd)
+    _forget_shared_memory({root.pid, *children})
 
 
 class Nursery:
