@@ -491,6 +491,8 @@ def test_a_table_adapts_to_the_terminal_and_to_no_color(made, monkeypatch, width
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[(\d+;)*3\d", shown()), "a colour"
     assert "[bold]" in shown(), "what a server says is not markup"
+    if width >= 100:
+        assert "…" not in shown(), "nothing is cut off"
 
 
 def test_csv_has_a_line_per_cell_and_nothing_where_nothing_was_measured(made):

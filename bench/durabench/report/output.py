@@ -9,15 +9,15 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from durabench.redact import redact_all
 from durabench.report import layout
 from durabench.report.cells import FIELDS
-from durabench.report.table import table, text
+from durabench.report.table import screen, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import Console
 
     from durabench.report.layout import Grid, Json
 
@@ -66,7 +66,7 @@ def write(document: Json, asked: Sequence[Output], console: Console | None = Non
         if output.path is not None:
             _replace(output.path, render(document, output.form))
         elif output.form == "table":
-            table(redact_all(dict(document)), console or Console(highlight=False, emoji=False, markup=False))
+            table(redact_all(dict(document)), console or screen())
         else:
             print(render(document, output.form), end="")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -42,6 +43,14 @@ def table(document: Json, console: Console) -> None:
         _say(console, goal, "dim")
 
 
+def screen() -> Console:
+    """Standard output: as wide as the terminal, as `PLAIN_WIDTH` where it is piped and nobody says COLUMNS."""
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
 def text(document: Json, width: int = PLAIN_WIDTH) -> str:
     """The same as plain text."""
     sink = StringIO()
@@ -74,12 +83,12 @@ class _Form:
 
 def _form(grid: Grid, width: int) -> _Form:
     """Verdict and figures side by side where there is room, below each other where there is less."""
-    for joined, between in ((" ", 2), ("\n", 2), ("\n", 1)):
+    for joined, between in ((" ", 2), ("\n", 2), ("\n", 1), ("\n", 0)):
         rows = [_columns(grid), *(_texts(line, joined) for line in grid.lines)]
         widest = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
-        if 2 + sum(widest) + between * (len(widest) - 1) <= width:
+        if 2 + sum(widest) + (between + 1) * (len(widest) - 1) <= width:  # the box has a blank at every side
             return _Form(joined, between, fits=True)
-    return _Form("\n", 1, fits=False)
+    return _Form("\n", 0, fits=False)
 
 
 def _width(said: str) -> int:
