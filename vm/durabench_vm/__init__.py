@@ -30,6 +30,9 @@ Marks: hand `on_line` to `start`; it is called in the thread that reads the line
 log at the moment it is held. `disk.mark` gives None after the cut: that one was not promised. A driver that waits for
 a word on stdin before its next put makes each gap as wide as it can be.
 
+Where a server is too heavy for an emulated machine, and the caller is root: `with LoopDisk(disk, folder) as place:` is
+used like a guest and records the same way, on this host's kernel.
+
 A callable job gets a Place (root, start, run, send, address, facts): start a server on the image, wait for it with a
 deadline, read; raise WillNotStart where it does not come up. Nothing here waits without a deadline: GuestLost says a
 machine hangs or is gone, AgentError that a request failed in it, MissingAsset and NoRoom what is to be done.
@@ -68,6 +71,7 @@ from durabench_vm.crash import (
 from durabench_vm.filesystem import Filesystem, base_image, make_image
 from durabench_vm.guest import Guest, Template, prepare
 from durabench_vm.image import copy_sparse
+from durabench_vm.loopdisk import LoopDisk
 from durabench_vm.powerdisk import PowerDisk, PowerDiskError
 from durabench_vm.recording import Entry, Gap, Kind, Recording, RecordingError
 from durabench_vm.rootimage import RootSpec, Tree
@@ -93,6 +97,7 @@ __all__ = [
     "Job",
     "Kind",
     "Lane",
+    "LoopDisk",
     "LoopLane",
     "Missing",
     "MissingAsset",

@@ -341,20 +341,16 @@ class Agent:
 
     # -- ports ------------------------------------------------------------------------------------------------------
 
-    def forward(self, address: str, port: int) -> bool:
-        """Pass connections to address:port on to 127.0.0.1:port. False: somebody listens there already, no need."""
+    def forward(self, address: str, port: int) -> int:
+        """Pass connections to `address`, at the port given back, on to 127.0.0.1:port.
+
+        A server sees them come from its own machine: many trust nobody else.
+        """
         listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
+        listener.bind((address, 0))
         listener.listen(16)
         threading.Thread(target=_forward, args=(listener, port), daemon=True).start()
-        return True
+        return int(listener.getsockname()[1])
 
 
 def _fail(what: str) -> None:

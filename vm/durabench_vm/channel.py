@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
-REQUEST_S = 30.0
+REQUEST_S = 60.0
 GRACE_S = 10.0  # over the deadline of a request that has one of its own
 TAIL_LINES = 40
 

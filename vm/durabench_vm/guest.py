@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 DEVICE: Final = "/dev/vdb"
 ROOT: Final = "/disk"
-BOOT_S = 90.0
+BOOT_S = 240.0
 KVM_PROBE_S = 12.0
-RESTORE_S = 30.0
+RESTORE_S = 60.0
 MOUNT_S = 60.0
 UNMOUNT_S = 5.0
 STALE_STATE_S = 14 * 86400
@@ -211,10 +211,9 @@ class Guest:
         self.channel.send({os.path.join(ROOT, name): data for name, data in files.items()}, user=user)  # noqa: PTH118
 
     def address(self, port: int) -> tuple[str, int]:
-        """Where on this host the guest's `port` is reached, also one bound to the guest's loopback only."""
+        """Where on this host the guest's `port` is reached; a server there sees connections from its own loopback."""
         if port not in self._forwarded:
-            self.channel.request("forward", address="10.0.2.15", port=port)
-            self._forwarded[port] = self._forward(port)
+            self._forwarded[port] = self._forward(self.channel.request("forward", address="10.0.2.15", port=port))
         return "127.0.0.1", self._forwarded[port]
 
     def _forward(self, port: int) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from durabench_vm.rundir import RunFolder
 
 PROGRAM = "qemu-system-x86_64"
-QMP_S = 30.0
+QMP_S = 60.0
 REAP_S = 10.0
 CONSOLE_BYTES = 3000
 ACCELERATORS = {"kvm": ("kvm", "host"), "tcg": ("tcg,thread=multi", "max")}  # -accel, -cpu

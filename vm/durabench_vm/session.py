@@ -80,10 +80,12 @@ class Commands:
     def read(cls, text: str) -> Commands:
         """Read them from JSON. ValueError where it is not of this form."""
         try:
-            raw = json.loads(text)
-            orders = {name: tuple(_order(entry) for entry in raw.pop(name, ())) for name in ("setup", "daemons")}
-            lists = {name: tuple(raw.pop(name, ())) for name in ("trees", "binaries", "forward", "say")}
-            return cls(**lists, **orders, **raw)
+            raw: dict[str, Any] = json.loads(text)
+            for name in ("setup", "daemons"):
+                raw[name] = tuple(_order(entry) for entry in raw.get(name, ()))
+            for name in ("trees", "binaries", "forward", "say"):
+                raw[name] = tuple(raw.get(name, ()))
+            return cls(**raw)
         except (TypeError, AttributeError, KeyError) as error:
             message = f"not a file of commands: {error}"
             raise ValueError(message) from None
@@ -159,8 +161,8 @@ class Machine:
             _wait_listening(guest, port, tell)
         where = {str(port): "{}:{}".format(*guest.address(port)) for port in self.commands.forward}
         for line in self.commands.say or tuple(f"port {port} is at {{{port}}}" for port in self.commands.forward):
-            for port, place in where.items():
-                line = line.replace(f"{{{port}}}", place)  # noqa: PLW2901  one port after the other
+            for number, place in where.items():
+                line = line.replace(f"{{{number}}}", place)  # noqa: PLW2901  one port after the other
             tell(line)
 
     def _set_up(self, guest: Guest, order: Order) -> None:
@@ -445,7 +447,7 @@ def _commands(chosen: argparse.Namespace) -> Commands | None:
     )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911  one for each command
     """One command; gives the exit status: 0 done, 1 refused, 2 usage, 3 not possible here."""
     chosen = _parser().parse_args(arguments)
     try:

@@ -3,12 +3,12 @@
 import json
 import sqlite3
 import sys
+from pathlib import Path
 
 
 def content(path):
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return 0
     words = {data[at : at + 8] for at in range(0, len(data), 8)}

@@ -1,16 +1,17 @@
-"""Puts checkpoints in the four ways of the controls, one at a time, and acknowledges each; waits for a word before the next."""
+"""Puts checkpoints in the four ways of the controls and acknowledges each; waits for a word before the next."""
 
 import json
 import os
 import sqlite3
 import sys
+from pathlib import Path
 
 root, count = sys.argv[1], int(sys.argv[2])
 os.chdir(root)
 
 
 def write(name, number, sync):
-    with open(name, "wb") as file:
+    with Path(name).open("wb") as file:
         file.write(b"%08d" % number * 512)
         file.flush()
         if sync:
@@ -25,13 +26,13 @@ def sync_folder():
 
 def right(number):
     write("right.tmp", number, True)
-    os.rename("right.tmp", "right")
+    Path("right.tmp").rename("right")
     sync_folder()
 
 
 def no_folder_sync(number):
     write("no_folder_sync.tmp", number, True)
-    os.rename("no_folder_sync.tmp", "no_folder_sync")
+    Path("no_folder_sync.tmp").rename("no_folder_sync")
 
 
 def no_sync(number):
