@@ -24,7 +24,6 @@ from durabench_backends.contract import (
     Backend,
     Conditional,
     Domain,
-    Fact,
     NotReady,
     Promise,
     Setting,
@@ -32,7 +31,7 @@ from durabench_backends.contract import (
     Transactional,
     Versioned,
 )
-from durabench_backends.embedded import VOLATILE_FILESYSTEMS
+from durabench_backends.embedded import kept_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -561,10 +560,7 @@ def _put_if_absent(subject: Subject) -> None:
 
 def _promise_of_facts(subject: Subject) -> None:
     facts = list(subject.backend.inspect())
-    found, said = subject.backend.promise(facts), subject.environment.setting.promise
-    if _on_volatile_filesystem(facts):
-        # No setting keeps there what it keeps on a disk; the facts say so, and that is right.
-        found, said = _without_machine(found), _without_machine(said)
+    found, said = subject.backend.promise(facts), kept_here(subject.environment.setting.promise, facts)
     expect(
         (found.may_lose_s, found.atomic, found.ordered) == (said.may_lose_s, said.atomic, said.ordered),
         f"promise(inspect()) is {_words(found)}, the setting's is {_words(said)}",
@@ -591,18 +587,6 @@ def _nothing_outside_root(subject: Subject) -> None:
     store.put("key", marker + random_bytes(100_000, "outside"))
     found = find_outside(subject.environment.root, marker, began)
     expect(found is None, f"what was put stands in {found}, outside {subject.environment.root}")
-
-
-def _on_volatile_filesystem(facts: Iterable[Fact]) -> bool:
-    return any(fact.id.endswith(".filesystem") and fact.value in VOLATILE_FILESYSTEMS for fact in facts)
-
-
-def _without_machine(promise: Promise) -> Promise:
-    def at_most_server(domain: Domain | None) -> Domain | None:
-        return None if domain is None else min(domain, Domain.SERVER)
-
-    may_lose_s = {domain: seconds for domain, seconds in promise.may_lose_s.items() if domain <= Domain.SERVER}
-    return Promise(may_lose_s, at_most_server(promise.atomic), at_most_server(promise.ordered), promise.source)
 
 
 def _words(promise: Promise) -> str:

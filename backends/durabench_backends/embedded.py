@@ -86,6 +86,19 @@ def on_mount(promise: Promise, backend: str, facts: Mapping[str, str]) -> Promis
     return promise
 
 
+def kept_here(promise: Promise, facts: Iterable[Fact]) -> Promise:
+    """``promise`` as far as the mounts among ``facts`` can keep it; as it is where no fact names a file system.
+
+    A setting's own promise is for a disk. Before it is compared with what `Backend.promise` makes of the facts, the
+    place must be taken off it: on a disk of memory a setting is in force, and keeps nothing without the machine.
+    """
+    values = {fact.id: fact.value for fact in facts}
+    for name in values:
+        if name.endswith(".filesystem"):
+            promise = on_mount(promise, name.removesuffix(".filesystem"), values)
+    return promise
+
+
 def _up_to(promise: Promise, last: Domain, why: str) -> Promise:
     return Promise(
         may_lose_s={domain: seconds for domain, seconds in promise.may_lose_s.items() if domain <= last},

@@ -254,6 +254,9 @@ class Files:
             # A crash may have taken the directory itself; whoever opens then sees an empty store, as any program would.
             self._directory.mkdir(exist_ok=True)
             self._keep(self._parent)
+        elif not self._directory.is_dir():
+            message = f"{self._directory} is not a directory; make it first"
+            raise FileNotFoundError(message)
         path = self._directory / file_name(namespace)
         path.mkdir(exist_ok=True)
         self._keep(self._directory)

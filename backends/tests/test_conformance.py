@@ -315,7 +315,7 @@ def cells():
         yield from ((name, setting) for setting in settings)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name, setting", list(cells()))
 def test_every_setting_passes(name, setting, tmp_path):
     try:

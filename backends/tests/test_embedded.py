@@ -114,6 +114,14 @@ def test_a_promise_reaches_no_further_than_the_mount(filesystem, options, kept):
         assert promise.atomic == promise.ordered == kept[-1]
 
 
+def test_a_place_weakens_what_a_setting_is_compared_with():
+    promise = files.PROMISES["fsync-dir"]
+    assert embedded.kept_here(promise, [Fact("files.write", "fsync-dir", "made up")]) == promise
+    assert embedded.kept_here(promise, [Fact("files.filesystem", "xfs", "made up")]) == promise
+    here = embedded.kept_here(promise, [Fact("files.filesystem", "tmpfs", "made up")])
+    assert list(here.may_lose_s) == PROCESSES
+
+
 def test_the_mount_below_a_path():
     assert embedded.mount_of(Path("/proc/self")).filesystem == "proc"
     assert embedded.mount_of(Path("/")).filesystem not in {"proc", "unknown"}
@@ -373,7 +381,7 @@ def test_a_directory_of_somebody_keeps_what_was_in_it(tmp_path):
     missing = files.Files.from_url((tmp_path / "absent").as_uri())
     with pytest.raises(NotReady, match="does not exist"):
         list(missing.inspect())
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="is not a directory; make it first"):
         missing.open("durabench")
     assert not (tmp_path / "absent").exists()
 
