@@ -7,9 +7,7 @@ writes to the result folder. Everything that is started dies with durabench, and
 from __future__ import annotations
 
 import hashlib
-import os
 import queue
-import shutil
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -18,16 +16,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from durabench import fault as faults
 from durabench import floor, judgement, recorded, schedule
 from durabench.guest import Laboratory, NoMachine
 from durabench.host import machine8
 from durabench.judgement import Held
-from durabench.machine import Here, Nurseries, Ports
 from durabench.process import HarnessError
-from durabench.row import Row
 from durabench.service import Service
 from durabench.trial import Outcome, Site, TrialPlan, namespaces, run_trial
 from durabench_backends.contract import Domain, Fact, Promise
@@ -36,13 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
+    from durabench.ground import Ground
     from durabench.results import Folder
+    from durabench.row import Row
     from durabench.schedule import Cell, Visit
     from durabench.service import Target
 
 DEAR_S = 2.0
 """A setting over so many seconds a trial gets fewer of them."""
-SCRATCH = ".durabench-"
 GROUP_TARGETS = 5
 LEAVE_S = 10.0
 """How long an interrupted campaign waits for the trials in flight."""
@@ -80,56 +75,8 @@ def promise_json(promise: Promise) -> dict[str, Any]:
     }
 
 
-class Interrupted(Exception):  # noqa: N818 - somebody asked for it
+class Interrupted(Exception):
     """Ctrl-C: what was recorded is kept."""
-
-
-@dataclass
-class Ground:
-    """The disk under test: a scratch directory of ours on it, ports, and nurseries of drivers."""
-
-    directory: Path
-    driver: str = "forked"
-    ports: Ports = field(default_factory=Ports)
-    scratch: Path = field(init=False)
-    nurseries: Nurseries = field(init=False)
-    _count: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.directory = self.directory.absolute()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        sweep(self.directory)
-        mine = f"{SCRATCH}{os.getpid()}-{int(psutil.Process().create_time())}"
-        self.scratch = self.directory / mine
-        self.scratch.mkdir(mode=0o755)
-        self.nurseries = Nurseries(self.scratch)
-
-    def machine(self, targets: Sequence[Target], workload: str, server_kill: str = "tree") -> Here:
-        """A fresh directory with this host as its machine."""
-        with self._lock:
-            self._count += 1
-            root = self.scratch / f"{self._count}"
-        names = [target.backend for target in targets]
-        nursery = self.nurseries.get(names, workload) if self.driver == "forked" else None
-        return Here(root, self.ports, nursery, server_kill)
-
-    def close(self) -> None:
-        """End the nurseries and remove the scratch directory."""
-        self.nurseries.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def sweep(directory: Path) -> None:
-    """Remove scratch directories of campaigns that are no more (a ``kill -9`` leaves its own)."""
-    for path in directory.glob(f"{SCRATCH}*-*"):
-        pid, _, created = path.name.removeprefix(SCRATCH).partition("-")
-        try:
-            alive = int(psutil.Process(int(pid)).create_time()) == int(created)
-        except (psutil.NoSuchProcess, ValueError):
-            alive = False
-        if not alive:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare(target: Target, ground: Ground, workload: str) -> Prepared:
@@ -183,7 +130,7 @@ def run_visit(
                 machine.close()
 
 
-def run_recording(  # noqa: PLR0913 - a recording, and where everything about it goes
+def run_recording(
     plans: Sequence[TrialPlan],
     laboratory: Laboratory,
     keep_at: Path,

@@ -116,7 +116,7 @@ Names = list[str]
 
 
 @app.command()
-def run(  # noqa: PLR0913, PLR0917 - the options are the interface
+def run(
     profile: Annotated[str, typer.Option(help="quick, full, or a TOML file.")] = "quick",
     budget: Annotated[
         str | None,

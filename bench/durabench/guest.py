@@ -24,7 +24,7 @@ from durabench.trial import Site
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from durabench.campaign import Ground
+    from durabench.ground import Ground
     from durabench.service import Target
     from durabench_backends.contract import Command
     from durabench_vm.channel import GuestProcess

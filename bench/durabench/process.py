@@ -12,7 +12,6 @@ import os
 import pwd
 import select
 import shutil
-
 import socket
 import subprocess
 import sys
@@ -178,7 +177,7 @@ def tail(log: Path, lines: int = 5) -> str:
     return "; last lines of its log: " + " | ".join(last) if last else ""
 
 
-def start(  # noqa: PLR0913 - one keyword per property of a process
+def start(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -222,7 +221,7 @@ def start(  # noqa: PLR0913 - one keyword per property of a process
     return Process(popen.pid, os.pidfd_open(popen.pid), reap, pipes[0], pipes[1], log)
 
 
-def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:  # noqa: ANN401 - those of `start`
+def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:
     """Run a program to its end; Died with the last lines of its log unless it exits with 0."""
     process = start(argv, **keywords)
     try:
@@ -246,7 +245,7 @@ def output(argv: Sequence[str], *, deadline_s: float) -> str:
     return done.stdout
 
 
-def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:  # noqa: FBT001
+def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:
     """The prefix that makes a program die with its parent, and run without privileges where the caller has them."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import durabench_vm as vm
 from durabench import fault as faults
 from durabench.guest import DRIVER, SERVER_USER, Laboratory, Placed, driver_env, parse_filesystem, root_spec
-from durabench.history import Event
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import ANSWER_S, Service, Target
 from durabench.trial import Outcome, TrialPlan
@@ -29,6 +28,7 @@ from durabench_vm.check import MACHINE_LOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from durabench.history import Event
     from durabench.process import Process
 
 WRITE_S = 180.0
@@ -173,14 +173,10 @@ def _write(plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing
 def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPlan, vm.CrashState]]:
     """One legal state for every plan, drawn by the recording's seed, in the order that builds fastest.
 
-    Nothing is drawn before the first acknowledgement. With ``settle_s`` every state is of the moment the power went.
+    Nothing is drawn before every namespace has an acknowledgement. With ``settle_s`` every state is of the moment the power went.
     """
     recording = recorded.recording
-    marks = [position for position, entry in enumerate(recording.entries) if entry.mark is not None]
-    if not marks:
-        message = "nothing was acknowledged in the recording"
-        raise HarnessError(message)
-    first, last = marks[0] + 1, len(recording)
+    first, last = _first(recorded), len(recording)
     found: list[tuple[TrialPlan, vm.CrashState]] = []
     by_fault: dict[str, list[TrialPlan]] = {}
     for plan in plans:
@@ -201,6 +197,19 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
         )
         found += zip(members, drawn, strict=True)
     return sorted(found, key=lambda pair: pair[1].position)
+
+
+def _first(recorded: Recorded) -> int:
+    """The first position at which every namespace that is written to has an acknowledgement. HarnessError if none has."""
+    namespace_of = {(e["w"], e["i"]): e["ns"] for e in recorded.events if e["e"] == "armed"}
+    missing = {namespace_of[e["w"], e["i"]] for e in recorded.events if e["e"] == "ok"}
+    for position, entry in enumerate(recorded.recording.entries):
+        if entry.mark is not None:
+            missing.discard(namespace_of[tuple(entry.mark)])
+            if not missing:
+                return position + 1
+    message = "nothing was acknowledged in the recording"
+    raise HarnessError(message)
 
 
 def written_before(recorded: Recorded, position: int) -> list[Event]:
@@ -252,7 +261,7 @@ def run_states(
             image.unlink(missing_ok=True)
 
 
-def _look(  # noqa: PLR0913, PLR0917 - one crash state, and where to look at it
+def _look(
     recorded: Recorded,
     plan: TrialPlan,
     state: vm.CrashState,
@@ -261,7 +270,9 @@ def _look(  # noqa: PLR0913, PLR0917 - one crash state, and where to look at it
     laboratory: Laboratory,
     began: float,
 ) -> Outcome:
-    events: list[Event] = [{"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}]
+    events: list[Event] = [
+        {"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}
+    ]
     events += written_before(recorded, state.position)
     at_ns = strike_ns(recorded, state.position)
     answered = {(event["w"], event["i"]) for event in events if event["e"] == "ok"}
@@ -294,7 +305,7 @@ def _keys(events: Sequence[Event]) -> dict[str, list[str]]:
     return {namespace: sorted(some) for namespace, some in keys.items()}
 
 
-def _read(  # noqa: PLR0913, PLR0917 - see `_look`
+def _read(
     recorded: Recorded,
     plan: TrialPlan,
     image: Path,
@@ -322,7 +333,7 @@ def _read(  # noqa: PLR0913, PLR0917 - see `_look`
     return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
 
 
-def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:  # noqa: ANN401
+def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:
     """How an image is read: by one lasting process where stores are embedded, else by servers started on it."""
     machine = _Elsewhere()
     services = {name: Service(machine, target, Path(recorded.folders[name])) for name, target in plan.targets.items()}  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def checked(row: Mapping[str, Any], fields: Mapping[str, Field]) -> Row:
         if isinstance(value, bool) != (what.type == "boolean") or not isinstance(value, _PYTHON[what.type]):
             message = f"{name} must be {what.type}, this one is {value!r}"
             raise ValueError(message)
-        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124
+        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
             message = f"{name} must be a finite number; what was not measured is None"
             raise ValueError(message)
     return {name: row.get(name) for name in fields}

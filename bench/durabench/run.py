@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, judgement, profile, results, schedule
-from durabench.campaign import Campaign, Ground, Interrupted, Prepared
+from durabench.campaign import Campaign, Interrupted, Prepared
+from durabench.ground import Ground
 from durabench.process import HarnessError
 from durabench.service import promise_from
 from durabench.trial import Outcome, TrialPlan
@@ -164,7 +165,7 @@ def _ground(place: Path, options: Options) -> Ground:
         raise schedule.UsageError(message) from error
 
 
-def _prepare_all(  # noqa: PLR0913, PLR0917 - all of it is needed once
+def _prepare_all(
     cells: Sequence[Cell],
     plans: Sequence[TrialPlan],
     ground: Ground,
@@ -200,7 +201,7 @@ def _doubts(facts: Mapping[str, Any], options: Options) -> list[str]:
     return [f"{facts['latency']}, and nobody chose it; choose the disk under test with --dir"]
 
 
-def _run_json(  # noqa: PLR0913, PLR0917 - all of it goes into one document
+def _run_json(
     options: Options,
     asked: Asked,
     plans: Sequence[TrialPlan],
@@ -217,7 +218,7 @@ def _run_json(  # noqa: PLR0913, PLR0917 - all of it goes into one document
         "machine": dict(facts),
         "versions": {one.target.label: _versions(one) for one in prepared.values()},
         "targets": {one.target.label: one.as_json() for one in prepared.values()},
-        "promises": {label: promise for label, promise in _promises(prepared).items()},
+        "promises": dict(_promises(prepared).items()),
         "driver": options.driver,
         "asked": asdict(asked),
         "directory": None if options.directory is None else str(options.directory),
@@ -265,7 +266,7 @@ def replay(folder: results.Folder, trial: int, directory: Path | None, say: Call
     outcomes: list[Outcome] = []
     failures: list[str] = []
 
-    def tell(mail: Any) -> None:  # noqa: ANN401 - an outcome, or a visit and why
+    def tell(mail: Any) -> None:
         if isinstance(mail, Outcome):
             outcomes.append(mail)
         else:

@@ -23,9 +23,8 @@ from durabench_backends.locate import MissingExtra, MissingProgram
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from durabench_backends.contract import Command
-
     from durabench.profile import Profile
+    from durabench_backends.contract import Command
 
 VISIT_TRIALS = 20
 """Trials on one fresh directory; also the size of a round where a number of trials was asked for."""
@@ -140,7 +139,7 @@ def _cell(pair: tuple[Target, Target] | Cell, fault: faults.Fault, asked: Asked,
     )
 
 
-def _recorded_cell(  # noqa: PLR0913 - a cell has these parts
+def _recorded_cell(
     pair: tuple[Target, Target] | Cell,
     fault: faults.Fault,
     asked: Asked,

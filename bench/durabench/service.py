@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench.machine import DRIVER, Here, Machine, Ports
@@ -17,6 +16,7 @@ from durabench_backends.contract import Backend, Domain, Fact, Promise, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from durabench.process import Process
 

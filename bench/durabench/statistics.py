@@ -65,11 +65,11 @@ def trials_for_bound(rate: float) -> int:
 
 
 def bound_text(losing: int, trials: int) -> str:
-    """The interval as a cell prints it: ``≤ 71 %`` for 0 of 3, ``5.7–44 %`` for 4 of 20, a dash without trials."""  # noqa: RUF002
+    """The interval as a cell prints it: ``≤ 71 %`` for 0 of 3, ``5.7–44 %`` for 4 of 20, a dash without trials."""
     if trials == 0:
-        return "–"  # noqa: RUF001
+        return "–"
     low, high = loss_rate(losing, trials)
-    return f"≤ {_percent(high)} %" if losing == 0 else f"{_percent(low)}–{_percent(high)} %"  # noqa: RUF001
+    return f"≤ {_percent(high)} %" if losing == 0 else f"{_percent(low)}–{_percent(high)} %"
 
 
 def _percent(rate: float) -> str:

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import fault as faults
 from durabench import workload
-from durabench.history import Event, Struck
 from durabench.machine import DRIVER
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import READY_S, Service, Target
 from durabench_backends.contract import DATA, METADATA, Domain, Promise
+from durabench_backends.embedded import kept_here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from durabench.history import Event, Struck
     from durabench.machine import Machine
     from durabench.process import Process
 
@@ -166,7 +167,7 @@ class _Cycle:
     _armed: dict[int, Event] = field(default_factory=dict)
     _puts_armed: int = 0
 
-    def note(self, kind: str, **words: Any) -> None:  # noqa: ANN401 - JSON
+    def note(self, kind: str, **words: Any) -> None:
         """An event of the controller's own."""
         self.events.append({"e": kind, "t": time.monotonic_ns(), **words})
 
@@ -206,7 +207,10 @@ class _Cycle:
         """A setting that is not in force, as far as the server says, makes the trial unknown."""
         for service in self.site.distinct:
             _, setting = service.target.load()
-            if setting is None or service.promise is None or same_promise(setting.promise, service.promise):
+            if setting is None or service.promise is None:
+                continue
+            # The place is not the setting: on a disk of memory no setting keeps what it would keep on another.
+            if same_promise(kept_here(setting.promise, service.facts), service.promise):
                 continue
             self.note(
                 "doubt",

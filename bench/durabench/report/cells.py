@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from durabench.report.expectations import Expectation
 
-NOT_POSSIBLE = "–"  # noqa: RUF001 - the design's sign for what cannot happen here
+NOT_POSSIBLE = "–"
 NOT_JUDGED = ("not rated", "not run", NOT_POSSIBLE)
 KEY = ("backend", "setting", "tier", "namespace", "workload", "fault", "lane", "host")
 SLOW_PUT_MS = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 from durabench.fault import FAULTS
 from durabench.statistics import bound_text, trials_for_bound
 
-DASH = "–"  # noqa: RUF001 - not measured, or cannot happen
+DASH = "–"
 MARKS: Mapping[str, str] = {
     "kept": "✓",
     "within": "◐",
