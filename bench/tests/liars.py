@@ -155,20 +155,20 @@ def deletes_in_memory(folder: Folder) -> Store:
     return store(folder, put=put, get=get, delete=deleted.add, keys=keys, close=close)
 
 
-def one_behind(folder: Folder) -> Store:
-    """Overwrites a key one put late: whoever opens it next reads the value before the last."""
-    newest: dict[str, bytes] = {}
+def two_behind(folder: Folder) -> Store:
+    """Overwrites a key two puts late: whoever opens it next reads an older value than the last acknowledged one."""
+    newest: dict[str, list[bytes]] = {}
 
     def put(key: str, value: bytes) -> None:
-        folder.put(key, newest.get(key, value))
-        newest[key] = value
+        newest[key] = [*newest.get(key, ()), value][-3:]
+        folder.put(key, newest[key][0])
 
     def get(key: str) -> bytes | None:
-        return newest.get(key, folder.get(key))
+        return newest[key][-1] if key in newest else folder.get(key)
 
     def close() -> None:
-        for key, value in newest.items():
-            folder.put(key, value)
+        for key, values in newest.items():
+            folder.put(key, values[-1])
 
     return store(folder, put=put, get=get, close=close)
 
@@ -270,7 +270,7 @@ def _data_in_memory(namespace: str, folder: Folder) -> Store:
 AcknowledgesEarly = _backend(SAFE, lambda _, folder: in_memory(folder, 2))
 Tears = _backend(SAFE, lambda _, folder: in_halves(folder))
 Resurrects = _backend(SAFE, lambda _, folder: deletes_in_memory(folder))
-Stale = _backend(SAFE, lambda _, folder: one_behind(folder))
+Stale = _backend(SAFE, lambda _, folder: two_behind(folder))
 DropsOne = _backend(SAFE, lambda _, folder: second_forgotten(folder))
 LosesData = _backend(SAFE, _data_in_memory)
 LosesMore = _backend(WINDOW, lambda _, folder: in_memory(folder, MANY))
