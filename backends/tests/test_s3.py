@@ -220,7 +220,7 @@ def test_with_keys_that_are_wrong_no_value_is_said_to_be_absent(shared, store, m
     keys_of(shared, monkeypatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     wrong = registry.load("s3").from_url(url_of(shared))
-    with pytest.raises(ClientError, match="403|Forbidden") as caught:
+    with pytest.raises(ClientError, match=r"403|Forbidden") as caught:
         wrong.open("namespace")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 

@@ -29,6 +29,8 @@ PIPELINE = (
     *("copy", "slo", "dlo", "versioned_writes", "symlink"),
 )
 """That of Swift's proxy-server.conf-sample as far as the S3 API needs it; no cache, as there is no memcached."""
+ENVIRONMENT = {"EVENTLET_NO_GREENDNS": "yes"}
+"""No names are looked up, and importing what would look them up takes a third of the start."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "proxy-server": {"account_autocreate": "true"},
     "tempauth": {"user_test_admin": f"{SECRET_KEY} .admin"},
@@ -66,12 +68,12 @@ class Swift:
         raise ValueError(message)
 
     def commands(self) -> Sequence[Command]:
-        """Rings, then the four servers, the proxy last."""
+        """Rings, then the four servers, children of the proxy."""
         locate.library("swift", "s3-swift", "s3")
         ports = [str(self._port(kind)) for kind in KINDS]
         return (
-            Command("setup", _python("rings", *ports), files=self._files()),
-            *(Command("daemon", _python(kind, str(self._root / f"{kind}-server.conf"))) for kind in (*KINDS, "proxy")),
+            Command("setup", _python("rings", *ports), ENVIRONMENT, files=self._files()),
+            Command("daemon", _python("serve", str(self._root)), ENVIRONMENT),
         )
 
     def _files(self) -> Mapping[str, bytes]:
