@@ -211,8 +211,9 @@ class Workload(Protocol):
 class Backend(Protocol):
     """One storage software under one setting, on a directory and ports of ours or at a URL of somebody's.
 
-    Two class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
-    before it forks a driver; and ``mock``, True for what has no disk and is therefore not rated beyond the client.
+    Three class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
+    before it forks a driver; ``mock``, True for what has no disk and is therefore not rated beyond the client; and
+    ``heavy``, True for a server that an emulated machine is too slow for.
     """
 
     settings: ClassVar[Sequence[Setting]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.pq.abc import PGresult
 
-CONNECT_TIMEOUT_S = 2
+CONNECT_TIMEOUT_S = 10
 """libpq takes whole seconds and treats 1 as 2."""
 OPERATION_TIMEOUT_S = 30.0
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from durabench.ground import Ground
     from durabench.service import Target
+    from durabench.trial import TrialPlan
     from durabench_backends.contract import Command
     from durabench_vm.channel import GuestProcess
     from durabench_vm.check import Lane, Place
@@ -67,6 +68,20 @@ def default_lane() -> str:
     return "swap" if vm.HostPlace.lack() else "loop"
 
 
+def is_heavy(targets: Iterable[Target]) -> bool:
+    """Whether one of these is too slow under emulation: it then writes on this host, on a logged disk mounted by it."""
+    return any(getattr(target.load()[0], "heavy", False) for target in targets)
+
+
+def why_not_heavy(lane: str, filesystem: str) -> str | None:
+    """Why a heavy server cannot have its power cut here; None where it can."""
+    if lane != "loop":
+        return f"too heavy for an emulated machine, which lane {lane} is; lane loop can do it"
+    if parse_filesystem(filesystem)[0].name != "ext4":
+        return "too heavy for an emulated machine; on this host on ext4 only, whose image takes its extended attributes"
+    return vm.LoopDisk.lack()
+
+
 @dataclass
 class Laboratory:
     """Templates, base images and lanes of a campaign; made once, closed with it."""
@@ -87,7 +102,9 @@ class Laboratory:
 
     def prepare(self, targets: Iterable[Target], filesystems: Iterable[str | None]) -> None:
         """Everything that is done once: kernel, root image with the targets' programs, booted and saved. NoMachine."""
-        wanted = list(targets)
+        wanted = [target for target in targets if not is_heavy([target])]
+        if not wanted:
+            return
         spec = root_spec(wanted)
         modules = sorted({module for target in wanted for module in client_modules(target)})
         warm = ((*DRIVER[:2], "-c", WARM_UP, driver_env(spec)["PYTHONPATH"], "durabench.driver", "sqlite3", *modules),)
@@ -105,6 +122,12 @@ class Laboratory:
                 )
             except (vm.MissingAsset, vm.GuestLost, OSError) as error:
                 raise NoMachine(str(error)) from error
+
+    def machine(self, plan: TrialPlan, disk: vm.PowerDisk) -> vm.Guest | vm.LoopDisk:
+        """What a recording is made on: a guest, or this host with the logged disk mounted, where a server is too heavy."""
+        if is_heavy(plan.targets.values()):
+            return vm.LoopDisk(disk, self.folder)
+        return self.template(plan.filesystem).restore(disk, self.folder)
 
     def template(self, text: str | None) -> vm.Template:
         """What guests for this file system are made from."""

@@ -22,7 +22,7 @@ from durabench.guest import DRIVER, SERVER_USER, Laboratory, Placed, driver_env,
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import ANSWER_S, Service, Target
 from durabench.trial import Outcome, TrialPlan
-from durabench_backends.contract import Domain
+from durabench_backends.contract import METADATA, Domain
 from durabench_vm.check import MACHINE_LOST
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
     disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
     writing = _Writing(disk)
     try:
-        with laboratory.template(plan.filesystem).restore(disk, laboratory.folder) as guest:
-            guest.mount(filesystem, user=SERVER_USER if _adopts() else None)
-            facts = {**guest.facts(), "rss_bytes": guest.rss_bytes()}
-            _write(plan, Placed(guest, laboratory.ground, "guest"), folders, writing)
+        with laboratory.machine(plan, disk) as machine:
+            machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
+            facts = machine.facts()
+            _write(plan, Placed(machine, laboratory.ground, "guest"), folders, writing)
             if plan.settle_s:
                 time.sleep(plan.settle_s)
-            guest.cut()
+            machine.cut()
     except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
         raise HarnessError(" ".join(str(error).split())[-600:]) from error
     finally:
@@ -386,6 +386,37 @@ def _ask_reader(order: Mapping[str, Any], plan: TrialPlan, placed: Placed, labor
         dead = placed.dead_daemon()
         events[-1]["why"] += f"; {dead}" if dead else ""
     return events
+
+
+def again(
+    path: Path, plan: TrialPlan, events: Sequence[Event], state: str, position: int, laboratory: Laboratory
+) -> Outcome:
+    """One stored crash state once more: the same image, bit for bit, recovered and read in the plan's lane.
+
+    ``path`` is the kept recording, ``events`` the trial's stored history, ``state`` and ``position`` its row's.
+    """
+    filesystem, unit_bytes = parse_filesystem(plan.filesystem)
+    base = laboratory.folder.path / "base-again.img"
+    recording = vm.Recording.load(path)
+    recording.write_base(base)
+    names = {namespace: f"store-{namespace}" for namespace in plan.targets}
+    if plan.metadata == plan.data:
+        names = dict.fromkeys(names, f"store-{METADATA}")
+    made = Recorded(str(plan.recording), recording, base, names, events, {}, filesystem, unit_bytes)
+    image = laboratory.folder.path / "crash-again.img"
+    with vm.CrashBuilder(base, recording, image.with_suffix(".durable")) as builder:
+        chosen = _state(state, position)
+        builder.build(chosen, image)
+        return _look(
+            made, plan, chosen, image, laboratory.lane(plan.lane, plan.filesystem), laboratory, time.monotonic()
+        )
+
+
+def _state(words: str, position: int) -> vm.CrashState:
+    """A crash state from a row's ``state`` (`_look` writes it)."""
+    mode, seed, unit_bytes, *lie = words.split("/")
+    lie_from = int(lie[0].removeprefix("lie:")) if lie else None
+    return vm.CrashState(position, vm.Mode(mode), int(seed), int(unit_bytes), lie_from)
 
 
 def keep(recorded: Recorded, path: Path) -> str | None:

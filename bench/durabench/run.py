@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench import campaign, judgement, profile, results, schedule
+from durabench import campaign, judgement, profile, recorded, results, schedule
 from durabench.campaign import Campaign, Interrupted, Prepared
 from durabench.ground import Ground
+from durabench.guest import Laboratory, NoMachine
 from durabench.process import HarnessError
 from durabench.service import promise_from
 from durabench.trial import Outcome, TrialPlan
@@ -262,6 +263,8 @@ def replay(folder: results.Folder, trial: int, directory: Path | None, say: Call
         message = f"{folder.path} has no trial {trial}; it planned {len(planned)}, numbered from 0"
         raise schedule.UsageError(message)
     plan = replace(TrialPlan.from_json(planned[trial]), attempt=2)
+    if plan.recording is not None:
+        return _replay_recorded(folder, plan, directory, say)
     ground = Ground(directory or folder.path.parent)
     outcomes: list[Outcome] = []
     failures: list[str] = []
@@ -284,6 +287,36 @@ def replay(folder: results.Folder, trial: int, directory: Path | None, say: Call
     return judgement.rows(outcomes[0], held, folder.run["machine"]["id"], str(folder.path))
 
 
+def _replay_recorded(
+    folder: results.Folder, plan: TrialPlan, directory: Path | None, say: Callable[[str], None]
+) -> list[Row]:
+    """The same crash image from the stored recording, recovered and judged again."""
+    path = folder.path / "recordings" / f"{plan.recording}.gz"
+    before = next((row for row in folder.trials() if row["trial"] == plan.trial), None)
+    if before is None or not path.exists():
+        message = (
+            f"trial {plan.trial} cannot be replayed: its recording is not kept (only those that lost something are)"
+        )
+        raise schedule.UsageError(message)
+    say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, recording {path.name}, position {before['position']}")
+    ground = Ground(directory or folder.path.parent)
+    try:
+        laboratory = Laboratory(ground, say)
+        try:
+            if plan.lane != "loop":
+                laboratory.prepare(plan.targets.values(), [plan.filesystem])
+            events = folder.history(plan.trial, before["attempt"])
+            outcome = recorded.again(path, plan, events, before["state"], before["position"], laboratory)
+        finally:
+            laboratory.close()
+    except NoMachine as error:
+        raise HarnessError(str(error)) from error
+    finally:
+        ground.close()
+    held = {name: _held_again(folder.run["promises"][target.label]) for name, target in plan.targets.items()}
+    return judgement.rows(outcome, held, before["host"], str(folder.path))
+
+
 def judge_again(folder: results.Folder) -> list[tuple[Row, Row]]:
     """Every recorded row with the row that its stored history gives now. Runs nothing."""
     run_json = folder.run
@@ -292,13 +325,13 @@ def judge_again(folder: results.Folder) -> list[tuple[Row, Row]]:
     rows: dict[int, list[Row]] = {}
     for row in folder.trials():
         rows.setdefault(row["trial"], []).append(row)
-    for trial, recorded in rows.items():
+    for trial, before in rows.items():
         plan = plans[trial]
-        events = folder.history(trial, recorded[0]["attempt"])
+        events = folder.history(trial, before[0]["attempt"])
         held = {name: _held_again(run_json["promises"][target.label]) for name, target in plan.targets.items()}
-        outcome = Outcome(plan, events, driver=str(recorded[0]["driver"]))
-        again = {row["namespace"]: row for row in judgement.rows(outcome, held, recorded[0]["host"], str(folder.path))}
-        found += [(row, again[row["namespace"]]) for row in recorded]
+        outcome = Outcome(plan, events, driver=str(before[0]["driver"]))
+        again = {row["namespace"]: row for row in judgement.rows(outcome, held, before[0]["host"], str(folder.path))}
+        found += [(row, again[row["namespace"]]) for row in before]
     return found
 
 

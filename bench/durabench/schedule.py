@@ -152,9 +152,10 @@ def _recorded_cell(
     if isinstance(pair, Cell):
         return replace(pair, fault=fault.name, by_name=by_name, lane=lane, filesystem=filesystem)
     cell = _with_why(Cell(*pair, fault.name, lane=lane, filesystem=filesystem, by_name=by_name), fault)
-    if cell.verdict is None and any(getattr(target.load()[0], "heavy", False) for target in cell.targets):
-        return not_run(cell, "too heavy for an emulated machine")
-    return not_run(cell, lack) if cell.verdict is None and lack else cell
+    if cell.verdict is not None:
+        return cell
+    why = lack or (guest.why_not_heavy(lane, filesystem) if guest.is_heavy(cell.targets) else None)
+    return not_run(cell, why) if why else cell
 
 
 def _refuse_contradictions(asked: Asked) -> None:
