@@ -277,7 +277,7 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     different = broken = 0
     pairs = running.judge_again(Folder.open(directory))
     for recorded, again in pairs:
-        broken += again["verdict"] == "broken"
+        broken += again["verdict"] == "broken" and recorded["control"] is None  # a detector's control must be
         if (recorded["verdict"], recorded["lost"]) != (again["verdict"], again["lost"]):
             different += 1
             print(
@@ -304,7 +304,8 @@ def replay(
         before = recorded.get(row["namespace"])
         was = f" (recorded: {before['verdict']})" if before else ""
         print(f"{row['namespace']}: {row['verdict']}{was}: {row['why']}")
-    sys.exit(int(any(row["verdict"] == "broken" for row in rows)))
+    verdicts = {row["verdict"] for row in rows}
+    sys.exit(1 if "broken" in verdicts else COULD_NOT_TELL if "unknown" in verdicts else 0)
 
 
 @app.command()
