@@ -148,6 +148,10 @@ def run_recording(
         tell(outcome)
 
     try:
+        if faults.load(plans[0].fault).late_flushes:
+            for plan in plans:
+                tell(recorded.kill_on_slow_drive(plan, laboratory))
+            return
         made = recorded.record(plans[0], laboratory)
         try:
             recorded.run_states(made, plans, laboratory, hear, stop.is_set)
@@ -158,7 +162,8 @@ def run_recording(
     except (HarnessError, NoMachine, OSError) as error:
         if not stop.is_set():
             tell((schedule.Visit(plans), str(error)))
-    seconds.append(time.monotonic() - began)
+    finally:
+        seconds.append(time.monotonic() - began)
 
 
 @dataclass
@@ -481,7 +486,7 @@ class Campaign:
         found = []
         for cell in self.cells:
             if cell.verdict is None and not self._counts.get((*cell.targets, cell.fault)):
-                recorded_fault = faults.load(cell.fault).recorded
+                recorded_fault = faults.load(cell.fault).needs_machine
                 why = (self.no_machine if recorded_fault else None) or self.troubles.get(cell.targets, "budget")
                 found.append(schedule.not_run(cell, why))
         return found
@@ -525,7 +530,9 @@ def cells_json(
                 "workload": plan_workload,
                 "fault": cell.fault,
                 "lane": cell.lane,
-                "host": host_with(facts, cell.filesystem) if faults.load(cell.fault).recorded else str(facts["id"]),
+                "host": host_with(facts, cell.filesystem)
+                if faults.load(cell.fault).needs_machine
+                else str(facts["id"]),
                 "by_name": cell.by_name,
             }
             if cell.verdict is not None:

@@ -14,7 +14,10 @@ from durabench_backends.registry import nearest
 
 @dataclass(frozen=True)
 class Fault:
-    """A way to die. ``recorded``: needs the power disk, its bounds count gaps instead of trials."""
+    """A way to die. ``recorded``: many crash states of one run on the power disk, so that bounds count gaps, not trials.
+
+    ``late_flushes``: a kill on the power disk while it answers flushes late; it happens once a run, and counts as one.
+    """
 
     name: str
     destroys: Domain
@@ -22,6 +25,12 @@ class Fault:
     cannot_see: str
     needs_server: bool = False
     recorded: bool = False
+    late_flushes: bool = False
+
+    @property
+    def needs_machine(self) -> bool:
+        """Whether it needs the power disk, and so a machine that is ours alone."""
+        return self.recorded or self.late_flushes
 
 
 FAULTS: dict[str, Fault] = {
@@ -63,6 +72,14 @@ FAULTS: dict[str, Fault] = {
             "the same recording read again as if flushes had not been done",
             "nothing it should keep",
             recorded=True,
+        ),
+        Fault(
+            "slow-drive",
+            Domain.SERVER,
+            "kill-server while the power disk answers flushes late (--flush-delay, 4s unless given)",
+            "a missing fsync: the page cache survives",
+            needs_server=True,
+            late_flushes=True,
         ),
     )
 }

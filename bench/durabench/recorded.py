@@ -21,7 +21,7 @@ from durabench import fault as faults
 from durabench.guest import DRIVER, SERVER_USER, Laboratory, Placed, driver_env, parse_filesystem, root_spec
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import ANSWER_S, Service, Target
-from durabench.trial import Outcome, TrialPlan
+from durabench.trial import SETTLE_AFTER_STRIKE_S, Outcome, TrialPlan
 from durabench_backends.contract import METADATA, Domain
 from durabench_vm.check import MACHINE_LOST
 
@@ -78,21 +78,90 @@ class _Writing:
         self.events.append(event)
         self.news.put(event)
 
-    def wait(self, plan: TrialPlan, puts: int) -> None:
-        """Until every writer has acknowledged its puts and holds still. HarnessError if one cannot."""
-        end = time.monotonic() + WRITE_S + plan.pace_s * puts
+    def wait(self, plan: TrialPlan, puts: int, victim: int | None) -> None:
+        """Until every writer has acknowledged its puts and holds still, or until put ``victim`` begins. HarnessError."""
+        end = time.monotonic() + WRITE_S + (plan.pace_s + plan.flush_delay_s) * puts
         held: set[int] = set()
+        begun = 0
         while len(held) < plan.writers:
             try:
                 event = self.news.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 message = f"the guest's writer made {len(self.events)} events and not its {puts} puts in time"
                 raise Hung(message) from None
+            begun += event["e"] == "armed" and event["verb"] == "put" and event["w"] == 0
+            if begun == victim:
+                return
             if event["e"] == "held":
                 held.add(event["w"])
             elif event["e"] in ("failed", "info", "done"):
                 message = f"the guest's writer stopped: {event.get('why', event['e'])}"
                 raise Died(message)
+
+    def wait_for_the_last(self, writers: int) -> None:
+        """What writers say of a server that died; silence leaves their puts in doubt."""
+        end = time.monotonic() + SETTLE_AFTER_STRIKE_S
+        done = 0
+        while done < writers and time.monotonic() < end:
+            try:
+                done += self.news.get(timeout=max(0.0, end - time.monotonic()))["e"] in ("done", "failed")
+            except queue.Empty:
+                return
+
+    def struck(self) -> str:
+        """Whether the strike fell inside a put that was never answered with ok."""
+        answered = {(event["w"], event["i"]) for event in self.events if event["e"] == "ok"}
+        begun = {(event["w"], event["i"]) for event in self.events if event["e"] == "armed"}
+        return "inside" if begun - answered else "after"
+
+    def identities(self) -> dict[str, str]:
+        """Who answered the writers, by namespace."""
+        return {name: who for event in self.events if event["e"] == "ready" for name, who in event["identity"].items()}
+
+
+def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
+    """Kill the server on a disk that answers flushes late, start it again on the same machine, and read. One trial."""
+    filesystem, unit_bytes = parse_filesystem(plan.filesystem)
+    base, folders = laboratory.base(plan.targets, plan.filesystem, plan.workload)
+    stem = laboratory.folder.path / f"slow-{plan.recording}"
+    image, log = stem.with_suffix(".img"), stem.with_suffix(".log")
+    vm.copy_sparse(base, image)
+    disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
+    began, writing = time.monotonic(), _Writing(disk)
+    events: list[Event] = [
+        {"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}
+    ]
+    try:
+        with laboratory.machine(plan, disk) as machine:
+            machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
+            placed = Placed(machine, laboratory.ground, plan.lane)
+            _write(plan, placed, folders, writing, victim=plan.victim)
+            strike = {"e": "strike", "t": time.monotonic_ns(), "fault": plan.fault}
+            for daemon in placed.daemons:
+                daemon.kill(tree=True)
+            for daemon in placed.daemons:
+                daemon.wait()
+            writing.wait_for_the_last(plan.writers)
+            events += [*writing.events, strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]
+            placed.daemons.clear()
+            began_ns = time.monotonic_ns()
+            answer = _serve(placed, plan, folders, laboratory, _keys(events))
+            events += _as_read(_at(answer), writing.identities(), began_ns, time.monotonic_ns())
+    except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
+        raise HarnessError(" ".join(str(error).split())[-600:]) from error
+    finally:
+        disk.close()
+        image.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+    return Outcome(
+        plan, events, driver="fresh", duration_s=time.monotonic() - began, more={"recording": str(plan.recording)}
+    )
+
+
+def _at(answer: Sequence[Event]) -> list[Event]:
+    """A reader's events with the time at which all of them were here."""
+    now_ns = time.monotonic_ns()
+    return [{**event, "t": now_ns} for event in answer]
 
 
 def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
@@ -143,7 +212,10 @@ def _order(plan: TrialPlan, services: Mapping[str, Service], deadline_s: float) 
     return {"targets": targets, "seed": plan.payload_seed, "deadline_s": deadline_s}
 
 
-def _write(plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing: _Writing) -> None:
+def _write(
+    plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing: _Writing, victim: int | None = None
+) -> None:
+    """Start servers and writers; returns when all puts are acknowledged, or inside put ``victim``. HarnessError."""
     services = _services(plan, machine, folders)
     for service in {id(service): service for service in services.values()}.values():
         service.start()
@@ -158,10 +230,11 @@ def _write(plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing
             "workload": plan.workload,
             "pace_s": plan.pace_s,
         }
-        order = {**_order(plan, services, UP_S), **words, "limit": puts, "limit_s": None, "hold": True}
+        limit = None if victim else puts
+        order = {**_order(plan, services, UP_S), **words, "limit": limit, "limit_s": None, "hold": True}
         writer.write_line(json.dumps(order))
     try:
-        writing.wait(plan, puts)
+        writing.wait(plan, puts, victim)
     except HarnessError as error:
         dead = machine.dead_daemon()
         raise type(error)(f"{error}; {dead}" if dead else str(error)) from None
@@ -321,13 +394,18 @@ def _read(
     if isinstance(found, vm.Finding):
         kind = "doubt" if found.what == MACHINE_LOST else "down"
         return [{"e": kind, "t": now_ns, "why": f"{found.what}: {' '.join(found.detail.split())[:500]}"}]
-    answer: list[Event] = [{**event, "t": now_ns} for event in found.answer]
-    last: Event = answer.pop() if answer else {"e": "failed", "why": "no answer"}
-    if last["e"] == "failed":
-        return [*answer, {"e": "down", "t": now_ns, "why": last["why"]}]
+    answer = _at(found.answer)
     before = {
         name: who for event in recorded.events if event["e"] == "ready" for name, who in event["identity"].items()
     }
+    return _as_read(answer, before, began_ns, now_ns)
+
+
+def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int, now_ns: int) -> list[Event]:
+    """A reader's events as a history has them: up or down, and never from an instance that was to be gone."""
+    last: Event = answer.pop() if answer else {"e": "failed", "why": "no answer"}
+    if last["e"] == "failed":
+        return [*answer, {"e": "down", "t": now_ns, "why": last["why"]}]
     if any(last["identity"][name] == before.get(name) for name in last["identity"]):
         return [{"e": "doubt", "t": now_ns, "why": "the instance that answers is still the one from before the strike"}]
     return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
@@ -345,16 +423,22 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
         )
 
     def serve(place: vm.Place) -> list[Event]:
-        placed = Placed(place, laboratory.ground, plan.lane)
-        started = _services(plan, placed, recorded.folders)
-        for service in {id(service): service for service in started.values()}.values():
-            service.start()
-        order = {**_order(plan, started, UP_S), "do": "read", "keys": keys, "sizes": False}
-        for target in order["targets"].values():
-            target["ports"] = {name: placed.address(port)[1] for name, port in target["ports"].items()}
-        return _ask_reader(order, plan, placed, laboratory)
+        return _serve(Placed(place, laboratory.ground, plan.lane), plan, recorded.folders, laboratory, keys)
 
     return serve
+
+
+def _serve(
+    placed: Placed, plan: TrialPlan, folders: Mapping[str, str], laboratory: Laboratory, keys: Mapping[str, list[str]]
+) -> list[Event]:
+    """Start a plan's servers where they are placed and let a reader read them."""
+    started = _services(plan, placed, folders)
+    for service in {id(service): service for service in started.values()}.values():
+        service.start()
+    order = {**_order(plan, started, UP_S), "do": "read", "keys": keys, "sizes": False}
+    for target in order["targets"].values():
+        target["ports"] = {name: placed.address(port)[1] for name, port in target["ports"].items()}
+    return _ask_reader(order, plan, placed, laboratory)
 
 
 @dataclass

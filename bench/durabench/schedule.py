@@ -31,6 +31,9 @@ VISIT_TRIALS = 20
 ROUNDS_MAX = 368
 RECORDINGS_MAX = 12
 """Most recordings of a cell that a budget is planned for."""
+LATE_FLUSH_S = 4.0
+SLOW_TRIALS = 2
+"""Kills under late flushes in a round: each is a run of its own, of several seconds."""
 CONTROL_PUTS = 12
 CONTROL_STATES = 8
 LIVE = "live"
@@ -116,11 +119,11 @@ def cells(asked: Asked, profile: Profile) -> list[Cell]:
         cell
         for pair in _pairs(asked, profile.backends)
         for fault in wanted
-        if not fault.recorded
+        if not fault.needs_machine
         for cell in [_cell(pair, fault, asked, by_name=by_name)]
     ]
     # A machine is reset where that was asked for, and in the run of somebody who asked for nothing.
-    recorded = [fault for fault in wanted if fault.recorded] or (
+    recorded = [fault for fault in wanted if fault.needs_machine] or (
         [] if by_name else list(map(faults.load, profile.power.faults))
     )
     lack = guest.why_not() if recorded else None
@@ -163,7 +166,7 @@ def _refuse_contradictions(asked: Asked) -> None:
     if asked.lane is not None and asked.lane not in LANES:
         message = f"unknown lane {asked.lane!r}; {registry.nearest(asked.lane, LANES)}"
         raise UsageError(message)
-    recorded = any(faults.load(name).recorded for name in asked.faults)
+    recorded = any(faults.load(name).needs_machine for name in asked.faults)
     if not recorded and (asked.filesystem or asked.flush_delay_s):
         message = "--filesystem and --flush-delay are of a machine that is reset: give --fault cut-power or reset-machine with them"
         raise UsageError(message)
@@ -206,14 +209,14 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
             continue
         try:
             commands = _commands(target)
-        except MissingProgram as error:
+        except (MissingProgram, MissingExtra) as error:
             return replace(cell, verdict="not run", why=str(error))
         served = served or any(command.role == "daemon" for command in commands)
     if fault.needs_server and not served:
         return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
-    if not fault.recorded and cell.lane != "here":
+    if not fault.needs_machine and cell.lane != "here":
         return replace(cell, verdict="not run", why="processes are killed on this host only: leave --lane out")
-    if fault.recorded and cell.lane == "here":
+    if fault.needs_machine and cell.lane == "here":
         return replace(
             cell, verdict="not run", why="this host is not reset: leave --lane out, or give guest, swap or loop"
         )
@@ -228,23 +231,23 @@ def not_run(cell: Cell, why: str) -> Cell:
 def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPlan]:
     """The trials of every cell that can be judged, numbered in the order in which they run; controls come first."""
     live = [cell for cell in found if cell.verdict is None]
-    here = [cell for cell in live if not faults.load(cell.fault).recorded]
-    recorded = [cell for cell in live if faults.load(cell.fault).recorded]
+    here = [cell for cell in live if not faults.load(cell.fault).needs_machine]
+    on_disk = [cell for cell in live if faults.load(cell.fault).needs_machine]
     made: list[TrialPlan] = []
     if here:
         made += _controls(asked, profile)
     for _ in range(_rounds(len(here), asked, profile) if here else 0):
         made += [_plan(cell, asked, profile) for cell in here]
-    if recorded:
-        made += _power_controls(recorded[0], asked, profile)
-        made += _recordings(recorded, asked, profile)
+    if on_disk:
+        made += _power_controls(on_disk[0], asked, profile)
+        made += _recordings(on_disk, asked, profile)
     return [_numbered(plan, number, asked) for number, plan in enumerate(made)]
 
 
 def _numbered(plan: TrialPlan, number: int, asked: Asked) -> TrialPlan:
     """With its number, its own seed, and the pace that its victim needs."""
     plan = replace(plan, trial=number, seed=Random(f"{asked.seed}/{number}").getrandbits(48))
-    last = plan.puts if plan.recording and plan.puts else plan.victim
+    last = plan.puts if faults.load(plan.fault).recorded and plan.puts else plan.victim
     return replace(plan, pace_s=_pace_s(plan, last))
 
 
@@ -342,7 +345,8 @@ def _pace_s(plan: TrialPlan, last: int) -> float:
 
     Crash states of one recording share its pace: that of a power cut.
     """
-    destroys = Domain.DRIVE if plan.recording else faults.load(plan.fault).destroys
+    fault = faults.load(plan.fault)
+    destroys = Domain.DRIVE if fault.recorded else fault.destroys
     loaded = [target.load()[1] for target in plan.targets.values()]
     windows = [setting.promise.may_lose_s.get(destroys, 0.0) for setting in loaded if setting]
     return WINDOWS_SPANNED * max(windows, default=0.0) / (last - 1)
