@@ -54,6 +54,7 @@ class SeaweedFS:
     """A SeaweedFS of ours under ``root``."""
 
     imports: ClassVar[Sequence[str]] = ("durabench_backends.s3.model",)
+    heavy: ClassVar[bool] = True
     settings: ClassVar[Sequence[Setting]] = (
         Setting("unversioned", {"versioning": OFF}, promises.WRITTEN_SEAWEEDFS),
         Setting("versioned", {"versioning": ON}, promises.WRITTEN_SEAWEEDFS),

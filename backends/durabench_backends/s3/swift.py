@@ -42,6 +42,7 @@ class Swift:
     """A Swift of ours under ``root``."""
 
     imports: ClassVar[Sequence[str]] = ("durabench_backends.s3.model",)
+    heavy: ClassVar[bool] = True
     settings: ClassVar[Sequence[Setting]] = (
         Setting("unversioned", {"versioning": OFF}, promises.SYNCED_SWIFT),
         Setting("versioned", {"versioning": ON}, promises.SYNCED_SWIFT),

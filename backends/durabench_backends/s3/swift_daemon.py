@@ -41,6 +41,7 @@ def serve(folder: str) -> None:
 
     # Swift insists on becoming a user of a given name; it runs as whoever it was started as.
     wsgi.drop_privileges = lambda _user: None
+    wsgi.utils.monkey_patch()  # as every server does when it starts, once before the forks: half a second each
     modules = {kind: importlib.import_module(f"swift.{name}.server") for kind, name in MODULES.items()}
     children = [_fork(kind, modules[kind], folder) for kind in KINDS]
 
