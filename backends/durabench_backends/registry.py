@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from durabench_backends.locate import MissingExtra
+from durabench_backends.locate import MissingExtra, library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,14 @@ def load(name: str) -> type[Backend]:
             return _import(name, point.value, None)
     message = f"unknown backend {name!r}; {nearest(name, names())}"
     raise UnknownBackend(message)
+
+
+def require(name: str) -> None:
+    """MissingExtra, with the line that installs it, unless the client library of a backend is installed."""
+    line = BACKENDS.get(name)
+    if line is not None and line.extra is not None:
+        for module in getattr(load(name), "imports", ()):
+            library(module.partition(".")[0], name, line.extra)
 
 
 def _import(name: str, target: str, extra: str | None) -> type[Backend]:

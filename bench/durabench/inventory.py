@@ -1,4 +1,6 @@
-"""The commands ``list`` and ``doctor``: what can be asked for, what this machine has, and the line that installs the rest."""
+"""The commands ``list`` and ``doctor``: what can be asked for, what this machine has, and the line that installs the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,7 @@ def show(console: Console) -> None:
         for number, setting in enumerate(found.settings):
             table.add_row(*_cells(name, setting, is_default=number == 0))
     console.print(table)
-    console.print(
-        "0 nothing lost · s at most so many seconds · – no promise · ★ the software's own default; each promise is its vendor's\n"
-    )
+    console.print("0 nothing lost · s at most so many seconds · – no promise · ★ the software's own default\n")
     for fault in faults.FAULTS.values():
         console.print(
             f"{fault.name:14} destroys {fault.destroys.label}: {fault.how}; does not see {fault.cannot_see}",
@@ -79,8 +79,9 @@ def _cells(name: str, setting: Setting, *, is_default: bool) -> Iterator[str]:
 def _missing_programs(name: str, found: type[Backend]) -> Iterator[str]:
     for setting in found.settings:
         try:
+            registry.require(name)
             found(setting, Path("/nonexistent"), lambda _name: 0).commands()
-        except MissingProgram as error:
+        except (MissingProgram, MissingExtra) as error:
             yield f"{name}: {error}"
             return
 

@@ -93,7 +93,9 @@ class Cell:
 
 
 def targets_of(text: str) -> list[Target]:
-    """The targets of ``NAME``, ``NAME:SETTING``, ``package.module:Class[:SETTING]`` or a URL. UnknownBackend, MissingExtra."""
+    """The targets of ``NAME``, ``NAME:SETTING``, ``package.module:Class[:SETTING]`` or a URL. UnknownBackend,
+    MissingExtra.
+    """
     if "://" in text:
         name = registry.name_for_url(text)
         registry.load(name).from_url(text)
@@ -110,7 +112,9 @@ def targets_of(text: str) -> list[Target]:
 
 
 def cells(asked: Asked, profile: Profile) -> list[Cell]:
-    """Every cell of the campaign, also those that cannot be judged here, with why. UsageError, UnknownBackend, UnknownFault."""
+    """Every cell of the campaign, also those that cannot be judged here, with why. UsageError, UnknownBackend,
+    UnknownFault.
+    """
     _refuse_contradictions(asked)
     workload.load(asked.workload or profile.workload)
     by_name = bool(asked.backends or asked.metadata or asked.faults)
@@ -168,7 +172,7 @@ def _refuse_contradictions(asked: Asked) -> None:
         raise UsageError(message)
     recorded = any(faults.load(name).needs_machine for name in asked.faults)
     if not recorded and (asked.filesystem or asked.flush_delay_s):
-        message = "--filesystem and --flush-delay are of a machine that is reset: give --fault cut-power or reset-machine with them"
+        message = "--filesystem and --flush-delay are of a machine that is reset: give --fault cut-power with them"
         raise UsageError(message)
     if asked.trials is not None and asked.budget_s is not None:
         message = "--trials and --budget exclude each other: give one"
@@ -208,6 +212,7 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
         if setting is None:
             continue
         try:
+            registry.require(target.backend)
             commands = _commands(target)
         except (MissingProgram, MissingExtra) as error:
             return replace(cell, verdict="not run", why=str(error))
@@ -292,7 +297,9 @@ def _controls(asked: Asked, profile: Profile) -> list[TrialPlan]:
 
 
 def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPlan]:
-    """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right way."""
+    """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right
+    way.
+    """
     negative, positive = (
         targets_of(name)[0] for name in (profile.power.controls.negative, profile.power.controls.positive)
     )
