@@ -89,6 +89,7 @@ def prepare(target: Target, ground: Ground, workload: str) -> Prepared:
             service.set_up()
             service.look()
             programs = {} if target.url else dict(_programs(service))
+            service.leave()
         finally:
             machine.close()
     except (HarnessError, OSError) as error:
@@ -121,6 +122,7 @@ def run_visit(
                 tell(outcome)
                 if any(event["e"] in ("doubt", "down") for event in outcome.events):
                     break
+            site.leave()
         except (HarnessError, OSError) as error:
             if not stop.is_set():
                 tell((visit, str(error)))
@@ -202,7 +204,9 @@ class Campaign:
     _doubt: str | None = None
 
     def run(self, only: frozenset[int] | None = None) -> None:
-        """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a resume)."""
+        """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a
+        resume).
+        """
         wanted = [plan for plan in self.plans if only is None or plan.trial in only]
         self._remember(self.folder.trials())
         try:
@@ -502,7 +506,9 @@ def host_with(facts: Mapping[str, Any], filesystem: str | None) -> str:
 
 
 def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:
-    """What each namespace is judged by: the setting's promise, or, for somebody's backend, what its settings add up to."""
+    """What each namespace is judged by: the setting's promise, or, for somebody's backend, what its settings add up
+    to.
+    """
     found = {}
     for namespace, target in plan.targets.items():
         _, setting = target.load()

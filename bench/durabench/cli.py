@@ -270,20 +270,18 @@ def report(
 
 @app.command()
 def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Judge every trial again from its stored history; runs nothing. Exit 3 if a judgement differs from the recorded one."""
+    """Judge every trial again from its stored history; runs nothing. Exit 3 if a judgement differs from the recorded
+    one.
+    """
     from durabench import run as running
     from durabench.results import Folder
 
-    different = broken = 0
     pairs = running.judge_again(Folder.open(directory))
-    for recorded, again in pairs:
-        broken += again["verdict"] == "broken" and recorded["control"] is None  # a detector's control must be
-        if (recorded["verdict"], recorded["lost"]) != (again["verdict"], again["lost"]):
-            different += 1
-            print(
-                f"trial {recorded['trial']} {recorded['namespace']}: recorded {recorded['verdict']}, now {again['verdict']}: {again['why']}"
-            )
-    print(f"{len(pairs)} judgements: {different} differ from what was recorded, {broken} broken")
+    broken = sum(again["verdict"] == "broken" for _, again in pairs)
+    different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
+    for was, now in different:
+        print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
+    print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {broken} broken")
     sys.exit(COULD_NOT_TELL if different else int(broken > 0))
 
 

@@ -40,7 +40,10 @@ IMPORTS_S = 60.0
 SERVER_USER = "nobody"
 STORES = "disk"
 """Folder of a machine's root whose content becomes the disk under test."""
-WARM_UP = "import importlib,sys; sys.path[:0]=sys.argv[1].split(':'); [importlib.import_module(name) for name in sys.argv[2:]]"
+WARM_UP = """import importlib, sys
+sys.path[:0] = sys.argv[1].split(":")
+for name in sys.argv[2:]: importlib.import_module(name)
+"""
 DRIVER = (sys.executable, "-S", "-m", "durabench.driver")
 
 
@@ -55,7 +58,9 @@ def why_not() -> str | None:
 
 
 def parse_filesystem(text: str | None) -> tuple[vm.Filesystem, int]:
-    """A file system with its mount options and the unit at which its drive tears: ``ext4``, ``btrfs:unit=512``. ValueError."""
+    """A file system with its mount options and the unit at which its drive tears: ``ext4``, ``btrfs:unit=512``.
+    ValueError.
+    """
     found = vm.Filesystem.parse(text or "ext4")
     units = [option for option in found.options if option.startswith(UNIT_OPTION)]
     options = tuple(option for option in found.options if option not in units)
@@ -124,7 +129,9 @@ class Laboratory:
                 raise NoMachine(str(error)) from error
 
     def machine(self, plan: TrialPlan, disk: vm.PowerDisk) -> vm.Guest | vm.LoopDisk:
-        """What a recording is made on: a guest, or this host with the logged disk mounted, where a server is too heavy."""
+        """What a recording is made on: a guest, or this host with the logged disk mounted, where a server is too
+        heavy.
+        """
         if is_heavy(plan.targets.values()):
             return vm.LoopDisk(disk, self.folder)
         return self.template(plan.filesystem).restore(disk, self.folder)
@@ -191,7 +198,7 @@ class Laboratory:
 
 @dataclass
 class Placed:
-    """A `Machine` on a guest or on a mounted crash image: daemons run in it, and drivers where they must see its disk."""
+    """A `Machine` on a guest or on a mounted crash image: daemons run in it, drivers where they must see its disk."""
 
     place: Place
     ground: Ground

@@ -36,7 +36,8 @@ class PowerControls(BaseModel):
 class Power(BaseModel):
     """The pass on a machine that can be reset: recordings of so many puts, and crash states of each recording.
 
-    ``budget_s`` (not counting preparation), or ``trials`` crash states per cell over at least ``recordings`` recordings.
+    ``budget_s`` (not counting preparation), or ``trials`` crash states per cell over at least ``recordings``
+    recordings.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,7 +61,7 @@ class Power(BaseModel):
 
 
 class Profile(BaseModel):
-    """A time budget (``budget_s``) or a number of trials per cell (``trials``, and ``dear_trials`` for slow settings)."""
+    """A time budget (``budget_s``) or a number of trials per cell (``trials``; ``dear_trials`` for slow settings)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     backends: Annotated[list[str], Field(min_length=1)]

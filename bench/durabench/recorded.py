@@ -79,7 +79,7 @@ class _Writing:
         self.news.put(event)
 
     def wait(self, plan: TrialPlan, puts: int, victim: int | None) -> None:
-        """Until every writer has acknowledged its puts and holds still, or until put ``victim`` begins. HarnessError."""
+        """Until every writer has acknowledged its puts and holds still, or put ``victim`` begins. HarnessError."""
         end = time.monotonic() + WRITE_S + (plan.pace_s + plan.flush_delay_s) * puts
         held: set[int] = set()
         begun = 0
@@ -165,7 +165,9 @@ def _at(answer: Sequence[Event]) -> list[Event]:
 
 
 def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
-    """Write in a guest until every put of the plan is acknowledged, wait ``settle_s``, and cut the power. HarnessError."""
+    """Write in a guest until every put of the plan is acknowledged, wait ``settle_s``, and cut the power.
+    HarnessError.
+    """
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
     base, folders = laboratory.base(plan.targets, plan.filesystem, plan.workload)
     stem = laboratory.folder.path / f"recording-{plan.recording}-{plan.trial}"
@@ -246,7 +248,8 @@ def _write(
 def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPlan, vm.CrashState]]:
     """One legal state for every plan, drawn by the recording's seed, in the order that builds fastest.
 
-    Nothing is drawn before every namespace has an acknowledgement. With ``settle_s`` every state is of the moment the power went.
+    Nothing is drawn before every namespace has an acknowledgement. With ``settle_s`` every state is of the moment the
+    power went.
     """
     recording = recorded.recording
     first, last = _first(recorded), len(recording)
@@ -273,7 +276,7 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
 
 
 def _first(recorded: Recorded) -> int:
-    """The first position at which every namespace that is written to has an acknowledgement. HarnessError if none has."""
+    """The first position at which every namespace that is written to has an acknowledgement. HarnessError."""
     namespace_of = {(e["w"], e["i"]): e["ns"] for e in recorded.events if e["e"] == "armed"}
     missing = {namespace_of[e["w"], e["i"]] for e in recorded.events if e["e"] == "ok"}
     for position, entry in enumerate(recorded.recording.entries):
@@ -509,5 +512,6 @@ def keep(recorded: Recorded, path: Path) -> str | None:
     size = path.stat().st_size
     if size > RECORDING_MAX_BYTES:
         path.unlink()
-        return f"the recording {recorded.name} is not kept: {size >> 20} MiB compressed, the limit is {RECORDING_MAX_BYTES >> 20}"
+        limit = f"the limit is {RECORDING_MAX_BYTES >> 20}"
+        return f"the recording {recorded.name} is not kept: {size >> 20} MiB compressed, {limit}"
     return None

@@ -6,6 +6,7 @@ These tables are the public contract of the result files. What is written is che
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,7 +126,7 @@ def checked(row: Mapping[str, Any], fields: Mapping[str, Field]) -> Row:
         if isinstance(value, bool) != (what.type == "boolean") or not isinstance(value, _PYTHON[what.type]):
             message = f"{name} must be {what.type}, this one is {value!r}"
             raise ValueError(message)
-        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        if isinstance(value, float) and (not math.isfinite(value)):
             message = f"{name} must be a finite number; what was not measured is None"
             raise ValueError(message)
     return {name: row.get(name) for name in fields}

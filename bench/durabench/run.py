@@ -1,4 +1,5 @@
-"""The command ``run`` from what was asked to an exit status; also ``--resume`` and ``replay``, which run the same trials.
+"""The command ``run`` from what was asked to an exit status; also ``--resume`` and ``replay``, which run the same
+trials.
 
 Everything that can be refused is refused before anything is started.
 """
@@ -50,7 +51,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run ended: its folder, still open, whether it was interrupted, and what stands against trusting it (exit 3)."""
+    """How a run ended: its folder, still open, whether it was interrupted, and what stands against trusting it (exit
+    3).
+    """
 
     folder: results.Folder
     not_run: Sequence[Mapping[str, Any]] = ()
@@ -66,7 +69,8 @@ def require_linux() -> None:
     """Unsupported unless this is Linux of a version that has pidfds for all."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
     if platform.system() != "Linux" or release < OLDEST_LINUX:
-        message = f"trials need Linux 5.3 or newer, this is {platform.system()} {platform.release()}; report and judge work here"
+        here = f"{platform.system()} {platform.release()}"
+        message = f"trials need Linux 5.3 or newer, this is {here}; report and judge work here"
         raise Unsupported(message)
 
 
@@ -76,7 +80,8 @@ def new_seed() -> int:
 
 
 def run(options: Options, say: Callable[[str], None], progress: Callable[[int, int, str], None]) -> Ran:
-    """Prepare, run, and write the folder up to but without ``done.json`` (`finish` does, when the exit status is known).
+    """Prepare, run, and write the folder up to but without ``done.json`` (`finish` does, when the exit status is
+    known).
 
     Raises what the CLI turns into one line: UsageError, ProfileError, UnknownBackend, results.REFUSALS, ResultsFull, …
     """

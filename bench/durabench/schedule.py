@@ -69,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Cell:
-    """A pair of targets under a fault. ``verdict`` and ``why`` are set where it is known that nothing will be judged."""
+    """A pair of targets under a fault. ``verdict`` and ``why`` are set where nothing will be judged."""
 
     metadata: Target
     data: Target
@@ -202,29 +202,20 @@ def _pairs(asked: Asked, usual: Sequence[str]) -> Iterable[tuple[Target, Target]
 
 def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
     """The cell, with its verdict where it is known beforehand that nothing can be judged."""
-    served = False
-    for target in cell.targets:
-        found, setting = target.load()
-        if target.url and fault.name not in URL_FAULTS:
-            return replace(cell, verdict="not run", why="a backend of yours is never killed; only its client is")
-        if getattr(found, "mock", False) and fault.destroys > Domain.CLIENT:
-            return replace(cell, verdict="not rated", why="a mock: it has no disk")
-        if setting is None:
-            continue
-        try:
-            registry.require(target.backend)
-            commands = _commands(target)
-        except (MissingProgram, MissingExtra) as error:
-            return replace(cell, verdict="not run", why=str(error))
-        served = served or any(command.role == "daemon" for command in commands)
+    found = [target.load() for target in cell.targets]
+    if any(target.url for target in cell.targets) and fault.name not in URL_FAULTS:
+        return not_run(cell, "a backend of yours is never killed; only its client is")
+    if any(getattr(backend, "mock", False) for backend, _ in found) and fault.destroys > Domain.CLIENT:
+        return replace(cell, verdict="not rated", why="a mock: it has no disk")
+    try:
+        served = any(command.role == "daemon" for target in cell.targets for command in _commands(target))
+    except (MissingProgram, MissingExtra) as error:
+        return not_run(cell, str(error))
     if fault.needs_server and not served:
         return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
-    if not fault.needs_machine and cell.lane != "here":
-        return replace(cell, verdict="not run", why="processes are killed on this host only: leave --lane out")
-    if fault.needs_machine and cell.lane == "here":
-        return replace(
-            cell, verdict="not run", why="this host is not reset: leave --lane out, or give guest, swap or loop"
-        )
+    if fault.needs_machine == (cell.lane == "here"):
+        where = "guest, swap or loop" if fault.needs_machine else "this host"
+        return not_run(cell, f"happens in lane {where} only: leave --lane out")
     return cell
 
 
@@ -337,7 +328,7 @@ def _recordings(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[T
 
 
 def _states(cell: Cell, profile: Profile) -> int:
-    """How many crash states of a recording a budget is spent on: a server takes longer to come up than a file to open."""
+    """How many crash states of a recording a budget is spent on: a server takes longer than a file to open."""
     served = any(command.role == "daemon" for target in cell.targets for command in _commands(target))
     return profile.power.server_states if served else profile.power.states
 
@@ -385,7 +376,7 @@ def visits(some: Iterable[TrialPlan], rng: Random) -> list[Visit]:
 
 
 def rounds(made: Sequence[TrialPlan], live: int, *, by_budget: bool) -> list[list[TrialPlan]]:
-    """The plan's trials (without controls) round by round: one trial a cell by budget, a directory's worth by number."""
+    """The plan's trials (without controls) by rounds: one trial a cell by budget, a directory's worth by number."""
     trials = [plan for plan in made if plan.control is None and plan.recording is None]
     size = live * (1 if by_budget else VISIT_TRIALS)
     return [trials[at : at + size] for at in range(0, len(trials), size)] if size else []

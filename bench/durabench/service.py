@@ -5,6 +5,7 @@ The harness never opens a store in its own process: every contact with a backend
 
 from __future__ import annotations
 
+import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ class Service:
     promise: Promise | None = None
     _admin: Process | None = None
     _ports: dict[str, int] = field(default_factory=dict)
+    _left: list[str] = field(default_factory=list)
+    _token: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def backend(self) -> Backend:
@@ -84,6 +87,19 @@ class Service:
         """Whether it has no server of its own (one at a URL has, but not one of ours to kill)."""
         return not self.target.url and not any(command.role == "daemon" for command in self.backend.commands())
 
+    def namespace(self, name: str) -> str:
+        """The full name of a namespace of ours: in somebody's store nobody else's, and remembered, to be dropped."""
+        if not self.target.url:
+            return name
+        self._left.append(f"durabench-{self._token}-{name}")
+        return self._left[-1]
+
+    def leave(self) -> None:
+        """Drop what was put into somebody's store; ours go with their directory. HarnessError if it cannot be."""
+        if self._left:
+            names, self._left = self._left, []
+            self.ask({"do": "drop", "target": self.order(), "namespaces": names})
+
     def order(self, namespace: str | None = None) -> dict[str, Any]:
         """How a driver finds it (`driver.backend_of` is the other side), with a namespace where one is opened."""
         if self.target.url:
@@ -99,7 +115,9 @@ class Service:
         return found if namespace is None else {**found, "namespace": namespace}
 
     def set_up(self) -> None:
-        """From nothing to ready: files, set-up, daemons, schema, configuration, a real write. HarnessError if it does not come up."""
+        """From nothing to ready: files, set-up, daemons, schema, configuration, a real write. HarnessError if it does
+        not come up.
+        """
         commands = self.backend.commands()
         self._send_files()
         for command in commands:
@@ -128,7 +146,7 @@ class Service:
 
     def ready(self) -> None:
         """Prove by a real write that it answers, and remember who it is."""
-        answer = self.ask({"do": "ready", "target": self.order(), "namespace": "durabench-ready"})
+        answer = self.ask({"do": "ready", "target": self.order(), "namespace": self.namespace("ready")})
         self.identity = answer["identity"]
 
     def look(self) -> None:
@@ -192,7 +210,9 @@ def promise_from(words: Mapping[str, Any]) -> Promise:
 
 @contextmanager
 def running(name: str, setting: str, root: Path, machine: Machine | None = None) -> Iterator[Service]:
-    """A backend of ours, ready, under ``root`` on this host (or on ``machine``); everything is ended and removed afterwards."""
+    """A backend of ours, ready, under ``root`` on this host (or on ``machine``); everything is ended and removed
+    afterwards.
+    """
     where = machine or Here(root, Ports())
     service = Service(where, Target(name, setting), where.root / "store")
     try:

@@ -131,11 +131,17 @@ class Site:
         """Each service once."""
         return list({id(service): service for service in self.services.values()}.values())
 
+    def leave(self) -> None:
+        """Leave nothing of ours in somebody's store."""
+        for service in self.distinct:
+            service.leave()
+
     def order(self, plan: TrialPlan) -> dict[str, Any]:
         """How a driver finds both namespaces of a trial."""
         return {
             "targets": {
-                name: service.order(f"t{plan.trial}a{plan.attempt}{name[0]}") for name, service in self.services.items()
+                name: service.order(service.namespace(f"t{plan.trial}a{plan.attempt}{name[0]}"))
+                for name, service in self.services.items()
             },
             "seed": plan.seed,
             "deadline_s": READY_S,
@@ -143,7 +149,9 @@ class Site:
 
 
 def run_trial(plan: TrialPlan, site: Site) -> Outcome:
-    """Write, strike, reload; every failure of the harness itself becomes a doubt in the history, which makes it unknown."""
+    """Write, strike, reload; every failure of the harness itself becomes a doubt in the history, which makes it
+    unknown.
+    """
     cycle = _Cycle(plan, site)
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
     try:
@@ -311,7 +319,9 @@ class _Cycle:
             pass
 
     def _hear_the_last(self, writers: Sequence[Process]) -> None:
-        """What was already said when the strike came, and what surviving writers say of it; silence leaves puts in doubt."""
+        """What was already said when the strike came, and what surviving writers say of it; silence leaves puts in
+        doubt.
+        """
         end = time.monotonic() + SETTLE_AFTER_STRIKE_S
         waiting = list(writers)
         while waiting and time.monotonic() < end:
