@@ -235,31 +235,39 @@ def _incomplete(
 
 
 def _holes(seen: _Seen, wrongs: Sequence[_Wrong]) -> int:
-    """How many losses are older than something of the same writer that survived.
-
-    That a deleted key is absent proves nothing by itself: its put may be lost as well. It does where its put must have
-    survived, since it is older than a survivor.
-    """
+    """How many losses are older than something of the same writer that survived."""
     newest: dict[int, int] = defaultdict(lambda: -1)
     for key in seen.keys.values():
         for survivor in key.whole:
             newest[survivor.writer] = max(newest[survivor.writer], survivor.op.sequence)
-    dropped = sorted((key.dropped for key in seen.keys.values() if key.dropped), key=lambda drop: drop.op.sequence)
-    for drop in dropped:
-        puts = [a for a in seen.attempts[drop.op.key] if a.op.verb == "put" and a.outcome == "ok"]
-        before = max((put.op.sequence for put in puts if put.op.sequence < drop.op.sequence), default=None)
-        if before is not None and before <= newest[drop.writer]:
-            newest[drop.writer] = max(newest[drop.writer], drop.op.sequence)
+    dropped = [seen.attempts[key.dropped.op.key] for key in seen.keys.values() if key.dropped is not None]
+    while sum(_proves_a_delete(attempts, newest) for attempts in dropped):  # each proof may be another's premise
+        pass
     return sum(
         wrong.kind in _LOSSES and wrong.gone is not None and wrong.gone.op.sequence < newest[wrong.gone.writer]
         for wrong in wrongs
     )
 
 
+def _proves_a_delete(attempts: Sequence[Attempt], newest: dict[int, int]) -> bool:
+    """Move ``newest`` on to a delete that must have survived, given that the key is absent; False if there is none.
+
+    That a deleted key is absent proves nothing by itself, for its put may be lost as well. It does where its put is
+    older than a survivor: what was lost after that put would otherwise have left it there.
+    """
+    writer = attempts[-1].writer
+    happened = [attempt for attempt in attempts if attempt.outcome != "fail"]
+    before = [attempt for attempt in happened if attempt.op.sequence <= newest[writer]]
+    if not before or before[-1].op.verb == "delete" or before[-1].outcome != "ok":
+        return False
+    newest[writer] = next(a.op.sequence for a in happened if a.op.sequence > newest[writer] and a.op.verb == "delete")
+    return True
+
+
 def _pairs(history: History, metadata: _Seen) -> tuple[int | None, int | None]:
     """(dangling, orphan): metadata records whose data is lost, torn or old; data that no surviving record refers to."""
     data = _see(history, DATA, versions_promised=False)
-    if not data.attempts or (history.down is not None and not data.complete):
+    if not data.attempts or not data.complete:
         return None, None
     records = [key.current for key in metadata.keys.values() if key.current is not None]
     dangling = sum(any(_is_gone(data, *reference) for reference in record.op.refers) for record in records)

@@ -296,6 +296,15 @@ def test_a_torn_acknowledgement_counts_as_gone_in_a_window(story, age_s, verdict
     assert story.judge(LOOSE_WINDOW).verdict == verdict
 
 
+@pytest.mark.parametrize("oldest_block, verdict", [(1, "broken"), (2, "within")])
+def test_a_torn_value_is_as_old_as_what_came_after_its_oldest_block(story, oldest_block, verdict):
+    story.put("a", age_s=5)
+    story.put("a", age_s=2.5)
+    story.put("a", age_s=0.5)
+    story.left("a", story.bytes_of(3)[:1024] + story.bytes_of(oldest_block)[1024:])
+    assert story.judge(LOOSE_WINDOW).verdict == verdict
+
+
 @pytest.mark.parametrize("age_s, verdict", [(1.9, "within"), (2.1, "broken")])
 def test_a_stale_value_is_as_old_as_the_first_acknowledgement_after_it(story, age_s, verdict):
     old = story.put("a", age_s=5)
@@ -542,6 +551,8 @@ def test_a_gap_in_the_reading_is_a_doubt_and_not_a_loss(story):
     history = story.history()
     partial = replace(history, readings=history.readings[:1])
     assert find(partial, METADATA).doubts == ("b was not read back",)
+    forgotten = replace(partial, listed={METADATA: frozenset("a")})
+    assert find(forgotten, METADATA).doubts == ("b was not read back",)
     unlisted = find(replace(history, listed={}), METADATA)
     assert judge(unlisted, SAFE, Domain.CLIENT).verdict == "unknown"
     twice = replace(history, readings=[*history.readings, Reading(METADATA, "a", None)])
@@ -625,6 +636,42 @@ def test_a_deleted_key_proves_a_hole_where_its_put_must_have_survived(story):
     story.put("b")
     story.delete("a")
     story.left("b", None)
+    assert counts(story.find()) == {"lost": 1, "hole": 1}
+
+
+def test_a_key_put_and_deleted_again_proves_only_the_delete_that_must_have_happened(story):
+    story.put("a")
+    story.put("witness")
+    story.put("b")
+    story.delete("a")
+    story.put("a")
+    story.put("c")
+    story.delete("a")
+    story.left("c", None)
+    assert counts(story.find()) == {"lost": 1}, "a may be absent by its first delete"
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 2, "hole": 1}, "b is older than that delete"
+
+
+def test_a_delete_in_doubt_proves_nothing_more(story):
+    story.put("a")
+    story.put("witness")
+    story.delete("a", "info")
+    story.put("b")
+    story.delete("a")
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 1}
+
+
+def test_one_proof_may_be_the_premise_of_another(story):
+    story.put("a")
+    story.put("witness")
+    story.put("z")
+    story.put("b")
+    story.delete("a")
+    story.put("c")
+    story.delete("b")
+    story.left("c", None)
     assert counts(story.find()) == {"lost": 1, "hole": 1}
 
 
@@ -756,6 +803,12 @@ def test_newer_data_and_data_deleted_on_purpose_do_not_dangle(story):
     assert story.find().dangling == 0
     story.delete("d", namespace=DATA)
     assert story.find().dangling == 0
+
+
+def test_a_record_of_data_in_doubt_does_not_dangle(story):
+    data = story.doubtful("d", namespace=DATA)
+    story.put("m", refers=(("d", data),))
+    assert (story.find().dangling, story.find().orphan) == (0, 0)
 
 
 def test_pairs_are_unmeasured_where_there_is_no_data_or_it_did_not_come_up(story, pair):
