@@ -277,7 +277,7 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     from durabench.results import Folder
 
     pairs = running.judge_again(Folder.open(directory))
-    broken = sum(again["verdict"] == "broken" for _, again in pairs)
+    broken = sum(again["verdict"] == "broken" and again["control"] is None for _, again in pairs)
     different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
     for was, now in different:
         print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
