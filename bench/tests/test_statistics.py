@@ -69,7 +69,7 @@ def test_the_interval_covers_the_true_rate_in_at_least_95_of_100(rate):
 
 def test_without_trials_nothing_is_known():
     assert loss_rate(0, 0) == (0.0, 1.0)
-    assert bound_text(0, 0) == "–"  # noqa: RUF001
+    assert bound_text(0, 0) == "–"
 
 
 @pytest.mark.parametrize("losing, trials", [(-1, 3), (4, 3)])
@@ -98,9 +98,9 @@ def test_a_bound_of_one_percent_needs_368_clean_trials():
         (0, 36, "≤ 9.7 %"),
         (0, 300, "≤ 1.2 %"),
         (0, 368, "≤ 1 %"),
-        (6, 20, "12–54 %"),  # noqa: RUF001
-        (3, 3, "29–100 %"),  # noqa: RUF001
-        (1, 1000, "0.0025–0.56 %"),  # noqa: RUF001
+        (6, 20, "12–54 %"),
+        (3, 3, "29–100 %"),
+        (1, 1000, "0.0025–0.56 %"),
     ],
 )
 def test_a_bound_is_printed_with_two_digits(losing, trials, text):
