@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from durabench_vm.assets import need_program
 from durabench_vm.channel import GuestLost
 from durabench_vm.check import HostPlace
-from durabench_vm.powerdisk import PowerDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from durabench_vm.channel import Completed, GuestProcess
     from durabench_vm.filesystem import Filesystem
+    from durabench_vm.powerdisk import PowerDisk
     from durabench_vm.rundir import RunFolder
 
 PROGRAM = "qemu-storage-daemon"
