@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = getattr(sys, "_base_executable", None) or sys.executable
-DEADLINE_S = 120
+DEADLINE_S = 240
 
 BACKEND = """
 import os, pathlib, time, zipfile
