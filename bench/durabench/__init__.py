@@ -1,1 +1,3 @@
-"""The harness: kills what was started, and tells which acknowledged checkpoints are gone. It knows the contract, never a backend by name."""
+"""The harness: kills what was started, and tells which acknowledged checkpoints are gone. It knows the contract, never
+a backend by name.
+"""

@@ -384,8 +384,8 @@ class Campaign:
             group = keys[at : at + GROUP_TARGETS]
             members = [plan for plan in plans if (plan.metadata, plan.data) in group]
             self._floor("between")
-            fitted &= self._alone([plan for plan in members if _peaceful(plan)], rng)
             fitted &= self._at_once([plan for plan in members if not _peaceful(plan)], rng)
+            fitted &= self._alone([plan for plan in members if _peaceful(plan)], rng)
         return fitted or self._left_s() > DEAR_S
 
     def _alone(self, plans: Sequence[TrialPlan], rng: Random) -> bool:

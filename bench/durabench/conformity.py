@@ -18,7 +18,9 @@ MARKS = {"passed": "✓", "failed": "✕", "not offered": "–"}
 
 
 def show(name: str, directory: Path | None, console: Console) -> int:
-    """Run the suite on every setting that ``name`` names and print each check; 0 all passed, 1 one failed, 3 did not come up."""
+    """Run the suite on every setting that ``name`` names and print each check; 0 all passed, 1 one failed, 3 did not
+    come up.
+    """
     status = 0
     for target in schedule.targets_of(name):
         if target.url:

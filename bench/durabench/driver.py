@@ -118,7 +118,9 @@ def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
 
 
 def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """Step through the workload's plan until killed, or until so many puts were acknowledged or seconds have passed; then close in order."""
+    """Step through the workload's plan until killed, or until so many puts were acknowledged or seconds have passed;
+    then close in order.
+    """
     writer, seed, pace_s = order["writer"], order["seed"], order["pace_s"]
     puts, write_s = order["limit"] or float("inf"), order["limit_s"] or float("inf")
     backends, stores = _stores(order)

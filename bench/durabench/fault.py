@@ -14,7 +14,8 @@ from durabench_backends.registry import nearest
 
 @dataclass(frozen=True)
 class Fault:
-    """A way to die. ``recorded``: many crash states of one run on the power disk, so that bounds count gaps, not trials.
+    """A way to die. ``recorded``: many crash states of one run on the power disk, so that bounds count gaps, not
+    trials.
 
     ``late_flushes``: a kill on the power disk while it answers flushes late; it happens once a run, and counts as one.
     """

@@ -24,7 +24,9 @@ class Floor:
 
 
 def measure(directory: Path, times: int = 1) -> Iterator[Floor]:
-    """Append and fdatasync in a file of ``directory``, ``times`` as often as usual, for each size. OSError if it cannot."""
+    """Append and fdatasync in a file of ``directory``, ``times`` as often as usual, for each size. OSError if it
+    cannot.
+    """
     path = directory / "floor"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -228,7 +228,12 @@ class Placed:
     def start(self, command: Command, root: Path) -> GuestProcess:
         """Start a daemon in ``root``, without privileges."""
         env = {"LANG": "C.UTF-8", "HOME": str(root), "TMPDIR": str(root), **command.env}
-        made = self.place.start(command.argv, env, command.stdin.decode(), user=SERVER_USER, cwd=str(root))
+        argv: list[str] = list(command.argv)
+        user: str | None = SERVER_USER
+        if not isinstance(self.place, vm.Guest):
+            # On this host an installation may lie where that user cannot look: the same guard as for a server here.
+            argv, user = [*process.guard(as_server=True, paths=[Path(command.argv[0])]), *argv], None
+        made = self.place.start(argv, env, command.stdin.decode(), user=user, cwd=str(root))
         self.daemons.append(made)
         return made
 

@@ -45,9 +45,7 @@ def latencies_ns(events: Sequence[Event], namespace: str) -> list[int]:
     return [a.latency_ns for a in from_events(events).of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
 
 
-def _row(
-    outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str
-) -> Row:
+def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str) -> Row:
     plan = outcome.plan
     target, partner = plan.targets[namespace], plan.targets[DATA if namespace == METADATA else METADATA]
     destroyed = fault.load(plan.fault).destroys

@@ -214,7 +214,9 @@ class Here:
         return None
 
     def strike(self, fault: Fault, seed: int) -> None:
-        """Kill the writers, or the servers (and the writers with them where they are what an embedded store has for one)."""
+        """Kill the writers, or the servers (and the writers with them where they are what an embedded store has for
+        one).
+        """
         del seed
         if fault.needs_server:
             process.kill_trees(

@@ -2,7 +2,8 @@
 
 Starting an interpreter and importing a client costs a hundred times a small put. The nursery imports once, forks on
 request, hands back a pidfd taken before anybody could reap, and reaps when asked. Everything dies with its parent.
-Requests are JSON over a sequenced-packet socket, its fd the first argument: ``fork`` (with stdin, stdout, stderr attached), ``reap``.
+Requests are JSON over a sequenced-packet socket, its fd the first argument: ``fork`` (with stdin, stdout, stderr
+attached), ``reap``.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ class Process:
             raise Died(self.last_words("ended before it could be asked")) from None
 
     def receive(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Events that arrived within ``timeout_s``, each with ``t``, the controller's monotonic ns. Empty: none in time, or `ended`."""
+        """Events that arrived within ``timeout_s``, each with ``t``, the controller's monotonic ns. Empty: none in
+        time, or `ended`.
+        """
         ready, _, _ = select.select([self.fileno()], [], [], max(timeout_s, 0))
         if not ready:
             return []
@@ -187,8 +189,10 @@ def start(
     stdin: bytes = b"",
     as_server: bool = False,
 ) -> Process:
-    """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless ``piped``) go to ``log``."""
-    command = [*_guard(as_server, [cwd, Path(argv[0])]), *argv]
+    """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless
+    ``piped``) go to ``log``.
+    """
+    command = [*guard(as_server, [cwd, Path(argv[0])]), *argv]
     with log.open("ab") as sink:
         popen = subprocess.Popen(
             command,
@@ -245,7 +249,7 @@ def output(argv: Sequence[str], *, deadline_s: float) -> str:
     return done.stdout
 
 
-def _guard(as_server: bool, paths: Iterable[Path]) -> list[str]:
+def guard(as_server: bool, paths: Iterable[Path]) -> list[str]:
     """The prefix that makes a program die with its parent, and run without privileges where the caller has them."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
@@ -356,7 +360,7 @@ class Nursery:
         self._log = log
         self._lock = threading.Lock()
         self._control = ours
-        argv = [*_guard(as_server=False, paths=()), sys.executable, "-m", "durabench.nursery"]
+        argv = [*guard(as_server=False, paths=()), sys.executable, "-m", "durabench.nursery"]
         with log.open("ab") as sink, theirs:
             self._popen = subprocess.Popen(
                 [*argv, str(theirs.fileno()), workload, *backends],
