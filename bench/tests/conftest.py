@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from durabench import campaign, judgement, profile, schedule
+from durabench.ground import Ground
 
 PROFILE = """
 backends = ["files"]
@@ -56,7 +57,7 @@ def cycle(tmp_path, toy_profile):
         return judged(plans, at_once, visit, driver)
 
     def judged(plans, at_once=2, visit=10, driver="forked"):
-        ground = campaign.Ground(tmp_path / "disk", driver)
+        ground = Ground(tmp_path / "disk", driver)
         outcomes, troubles = [], []
 
         def tell(mail):

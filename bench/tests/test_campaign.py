@@ -1,0 +1,346 @@
+"""Campaigns that are interrupted, killed, starved of room, or given what does not work: nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pwd
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from durabench.machine import Here, Ports
+from durabench.process import HarnessError
+from durabench.results import Folder
+from durabench.service import Service, Target
+
+HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "durabench"]
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture
+def words(tmp_path, toy_profile):
+    """The options that every run here has: its folder, its disk, few trials."""
+
+    def make(*backends, faults=("kill-client",), trials=4, out=None, directory=None, **edit):
+        found = ["--profile", toy_profile(**edit), "--seed", "1", "--workload", "append"]
+        found += [word for name in backends for word in ("--backend", name)]
+        found += [word for name in faults for word in ("--fault", name)]
+        found += ["--trials", trials] if trials else []
+        found += ["--out", out or tmp_path / "run", "--dir", directory or tmp_path / "disk"]
+        return list(map(str, found))
+
+    return make
+
+
+def durabench(*words, prefix=(), **keywords):
+    return subprocess.run([*prefix, *COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=300, **keywords)
+
+
+def begun(words, folder, lines):
+    """A run that has recorded so many lines, still going."""
+    running = subprocess.Popen([*COMMAND, "run", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    path = folder / "trials.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        assert running.poll() is None, running.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return running
+
+
+def whole(folder, disk):
+    """A finished folder: the plan's trials, each once, and a disk that is as it was."""
+    read = Folder.open(folder)
+    planned = [row["trial"] for row in read.run["plan"]]
+    assert sorted(row["trial"] for row in read.trials()) == planned
+    assert read.finished
+    assert list(disk.iterdir()) == []
+
+
+# --- an end that was not planned
+
+
+@pytest.mark.parametrize("label", ["files:fsync-dir", "valkey:aof-always"])
+def test_killed_in_the_middle_it_leaves_nothing_running_reads_and_goes_on(label, words, tmp_path, left_in):
+    options = words(label, trials=40)
+    running = begun(options, tmp_path / "run", 8)
+    running.kill()
+    running.communicate()
+    time.sleep(1)
+    assert left_in(tmp_path) == []
+    recorded = Folder.open(tmp_path / "run").trials()
+    assert len(recorded) >= 8
+    shown = durabench("report", tmp_path / "run", "--format", "json")
+    assert json.loads(shown.stdout)["cells"]
+    resumed = durabench("run", "--resume", tmp_path / "run", "--format", "json")
+    assert resumed.returncode == 0, resumed.stderr
+    whole(tmp_path / "run", tmp_path / "disk")
+    assert Folder.open(tmp_path / "run").trials()[: len(recorded)] == recorded, "nothing that was recorded ran again"
+    assert left_in(tmp_path) == []
+
+
+def test_interrupted_it_says_how_to_go_on_and_goes_on(words, tmp_path, left_in):
+    running = begun(words("files:rename", trials=200), tmp_path / "run", 8)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert f"durabench run --resume {tmp_path / 'run'}" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert left_in(tmp_path) == []
+    assert list((tmp_path / "disk").iterdir()) == []
+    assert len(Folder.open(tmp_path / "run").trials()) >= 8
+    assert not Folder.open(tmp_path / "run").finished
+
+
+def test_interrupted_while_it_prepares_it_leaves_nothing(words, tmp_path, left_in):
+    options = words("postgres", "valkey", faults=("kill-server",))
+    running = subprocess.Popen([*COMMAND, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not list((tmp_path / "disk").glob(".durabench-*/1")):
+        assert running.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    time.sleep(0.5)
+    assert left_in(tmp_path) == []
+
+
+def test_a_resume_remembers_a_control_that_failed(words, tmp_path):
+    options = words("files:rename", trials=60, negative='"toys:Forgetful:fsync-dir"')
+    # Under [controls] of the profile: the first is what must keep everything, and does not.
+    running = begun(options, tmp_path / "run", 8)
+    running.kill()
+    running.communicate()
+    resumed = durabench("run", "--resume", tmp_path / "run")
+    assert resumed.returncode == 3
+    assert "a control failed: negative" in resumed.stderr
+    rows = [row for row in Folder.open(tmp_path / "run").trials() if row["control"] is None]
+    assert {row["verdict"] for row in rows} == {"unknown"}
+
+
+# --- a resume that must not be
+
+
+@pytest.fixture
+def unfinished(words, tmp_path):
+    running = begun(words("files:rename", trials=200), tmp_path / "run", 8)
+    running.kill()
+    running.communicate()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("member", "change", "said"),
+    [
+        ("plan", lambda plan: [{**plan[0], "seed": 1}, *plan[1:]], "plan differs from entry 0"),
+        ("commit", lambda commit: {**(commit or {}), "commit": "0" * 40}, "commit"),
+        ("machine", lambda machine: {**machine, "id": "elsewhere"}, "machine was elsewhere"),
+        ("versions", lambda versions: {name: {"sha256 of files": "0"} for name in versions}, "versions."),
+    ],
+)
+def test_a_resume_of_something_else_is_refused(member, change, said, unfinished):
+    run = json.loads((unfinished / "run.json").read_text())
+    (unfinished / "run.json").write_text(json.dumps({**run, member: change(run[member])}))
+    refused = durabench("run", "--resume", unfinished)
+    assert refused.returncode == 2, refused.stderr
+    assert "cannot be resumed here" in refused.stderr.splitlines()[-1]
+    assert said in refused.stderr.splitlines()[-1]
+
+
+def test_two_never_write_to_one_folder(words, tmp_path):
+    running = begun(words("files:rename", trials=400), tmp_path / "run", 4)
+    try:
+        refused = durabench("run", "--resume", tmp_path / "run")
+    finally:
+        running.kill()
+        running.communicate()
+    assert refused.returncode == 2
+    assert "another durabench is writing" in refused.stderr.splitlines()[-1]
+
+
+# --- disks
+
+
+@contextmanager
+def small_disk(path, size):
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def may_mount():
+    return os.geteuid() == 0 and shutil.which("mount") and subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    ).returncode == 0
+
+
+def full(ran, folder):
+    assert ran.returncode == 3, ran.stderr
+    assert "no room left for the results" in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.stderr
+    rows = Folder.open(folder).trials()
+    assert rows
+    shown = durabench("report", folder, "--format", "json")
+    assert json.loads(shown.stdout)["cells"], "what was recorded can be read"
+
+
+@pytest.mark.skipif(not may_mount(), reason="only root mounts a disk to fill; the limit on files below has the same end")
+def test_a_full_disk_of_results_ends_it_and_keeps_what_there_is(words, tmp_path, left_in):
+    with small_disk(tmp_path / "small", "600k") as small:
+        ran = durabench("run", *words("files:rename", trials=300, out=small / "run"))
+        full(ran, small / "run")
+    assert left_in(tmp_path) == []
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_limit_on_files_ends_it_and_keeps_what_there_is(words, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    ran = durabench("run", *words("files:rename", trials=300), preexec_fn=limit)
+    full(ran, tmp_path / "run")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user is one already: see the next test")
+def test_a_disk_that_may_not_be_written_to_is_refused(words, tmp_path):
+    nobody = pwd.getpwnam("nobody")
+    prefix = ["setpriv", "--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
+    prefix += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]  # so that it reaches the checkout
+    refused = durabench("run", *words("files:rename"), prefix=prefix)
+    refuses(refused, "cannot be written to: Permission denied; choose another with --dir")
+
+
+def test_a_disk_that_is_a_file_is_refused(words, tmp_path):
+    (tmp_path / "disk").touch()
+    refuses(durabench("run", *words("files:rename")), "cannot be written to")
+
+
+def refuses(refused, words):
+    assert refused.returncode == 2, refused.stderr
+    assert refused.stdout == ""
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+    assert words in refused.stderr
+
+
+def test_a_folder_that_is_not_empty_is_refused(words, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("three years of work")
+    refused = durabench("run", *words("files:rename"))
+    assert refused.returncode == 2
+    assert "is not empty" in refused.stderr.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="no disk of memory here")
+@pytest.mark.parametrize("chosen", [True, False])
+def test_on_a_disk_of_memory_there_is_no_latency_and_by_default_no_answer(chosen, words):
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        options = words("files:rename", faults=("none",), trials=2, out=Path(folder) / "run", directory=Path(folder) / "disk")
+        if not chosen:
+            at = options.index("--dir")
+            del options[at : at + 2]
+        ran = durabench("run", *options, "--format", "json", cwd=folder)
+        cells = [cell for cell in json.loads(ran.stdout)["cells"] if cell["trials"]]
+    assert {cell["put_p50_ms"] for cell in cells} == {None}
+    assert {cell["verdict"] for cell in cells} == {"kept"}, ran.stderr
+    assert ran.returncode == (0 if chosen else 3), ran.stderr
+    assert ("nobody chose it" in ran.stderr) == (not chosen)
+
+
+# --- servers that do not come up
+
+
+def test_a_server_that_never_answers_is_given_up_with_its_last_words(tmp_path, no_leftovers):
+    machine = Here(tmp_path / "root", Ports())
+    try:
+        service = Service(machine, Target("toys:Deaf", "rename"), machine.root / "store")
+        machine.start  # noqa: B018 - the daemon is started by set_up
+        service._send_files()
+        service.start()
+        with pytest.raises(HarnessError, match="nobody answers"):
+            service.ask({"do": "create", "target": service.order()}, deadline_s=0.5)
+    finally:
+        machine.close()
+
+
+def test_a_port_that_is_taken_is_said_with_the_servers_last_words(tmp_path, no_leftovers):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        ports = Ports()
+        ports.draw = squatter.getsockname  # type: ignore[method-assign]
+        ports.draw = lambda: squatter.getsockname()[1]  # type: ignore[method-assign]
+        machine = Here(tmp_path / "root", ports)
+        try:
+            service = Service(machine, Target("valkey", "rdb"), machine.root / "store")
+            with pytest.raises(HarnessError, match="(?i)address already in use"):
+                service.set_up()
+        finally:
+            machine.close()
+
+
+def test_what_does_not_come_up_is_not_run_and_costs_the_others_nothing(words, tmp_path):
+    ran = durabench("run", *words("toys:Refusing:rename", "files:rename"), "--format", "json")
+    cells = {(cell["backend"]): cell for cell in json.loads(ran.stdout)["cells"]}
+    assert cells["files"]["verdict"] == "kept"
+    assert cells["toys:Refusing"]["verdict"] == "not run"
+    assert "password authentication failed" in cells["toys:Refusing"]["why"]
+    assert ran.returncode == 3, "it was asked for by name"
+    assert "does not come up" in ran.stderr
+
+
+# --- judging again
+
+
+def test_judge_notices_a_history_that_was_doctored(words, tmp_path):
+    assert durabench("run", *words("files:rename")).returncode == 0
+    assert durabench("judge", tmp_path / "run").returncode == 0
+    path = sorted((tmp_path / "run" / "histories").iterdir())[-1]
+    events = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    gone = next(event["key"] for event in events if event["e"] == "reading")
+    for event in events:
+        if event["e"] == "listing":
+            event["keys"] = [key for key in event["keys"] if key != gone]
+        if event["e"] == "reading" and event["key"] == gone:
+            event["value"] = None
+    path.write_bytes(gzip.compress("".join(json.dumps(event) + "\n" for event in events).encode()))
+    again = durabench("judge", tmp_path / "run")
+    assert "recorded kept, now broken" in again.stdout
+    assert again.returncode in (1, 3), "a result that cannot be repeated is no success"
+
+
+def test_judge_says_which_history_is_torn(words, tmp_path):
+    assert durabench("run", *words("files:rename")).returncode == 0
+    path = sorted((tmp_path / "run" / "histories").iterdir())[-1]
+    path.write_bytes(path.read_bytes()[:100])
+    again = durabench("judge", tmp_path / "run")
+    assert again.returncode == 3
+    assert "Traceback" not in again.stderr
+    assert path.name in again.stdout + again.stderr

@@ -1,0 +1,141 @@
+"""Backends with one oddity each, for what the harness must do about it; loaded as ``toys:Name`` with this folder on the path."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from durabench_backends.contract import Command, NotReady
+from durabench_backends.files import Files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from durabench_backends.contract import Fact, Store
+
+SLEEPS = "import sys, time; print('still looking for my configuration', flush=True); time.sleep(600)"
+ONCE = """
+import sys, time
+from pathlib import Path
+if Path('started').exists():
+    sys.exit('the log is damaged, I will not start')
+Path('started').touch()
+time.sleep(600)
+"""
+LISTENS = """
+import socket, sys, time
+socket.create_server(("127.0.0.1", int(sys.argv[1])))
+time.sleep(600)
+"""
+
+
+class Deaf(Files):
+    """Files behind a server that never answers."""
+
+    def commands(self) -> Sequence[Command]:
+        return (Command("daemon", (sys.executable, "-c", SLEEPS)),)
+
+    def create(self) -> None:
+        raise NotReady("nobody answers")
+
+
+class Stubborn(Files):
+    """Files behind a server that does not start a second time."""
+
+    def commands(self) -> Sequence[Command]:
+        return (Command("daemon", (sys.executable, "-c", ONCE)),)
+
+    def open(self, namespace: str) -> Store:
+        marker = self._directory.parent / "puts"
+        if marker.exists() and namespace.startswith("t") and (self._directory / namespace).exists():
+            raise NotReady("connection refused")
+        marker.touch()
+        return super().open(namespace)
+
+
+class Listening(Files):
+    """Files behind a server that listens on its port and does nothing else."""
+
+    def commands(self) -> Sequence[Command]:
+        return (Command("daemon", (sys.executable, "-c", LISTENS, str(self._listening("main")))),)
+
+    def __init__(self, setting, root, port) -> None:
+        super().__init__(setting, root, port)
+        self._listening = port
+
+    def create(self) -> None:
+        import socket
+
+        super().create()
+        try:
+            socket.create_connection(("127.0.0.1", self._listening("main")), 1).close()
+        except OSError as error:
+            raise NotReady(str(error)) from None
+
+
+class Undead(Listening):
+    """A server that says it is the same after it was killed."""
+
+    def identity(self) -> str:
+        return "the one and only"
+
+
+class Misled(Files):
+    """In force is something else than was asked for."""
+
+    def inspect(self) -> Iterable[Fact]:
+        return [replace(f, value="in-place") if f.id == "files.write" else f for f in super().inspect()]
+
+
+class Forgetful(Files):
+    """Acknowledges and writes nothing: no use as a negative control."""
+
+    def open(self, namespace: str) -> Store:
+        found = super().open(namespace)
+        found.put = lambda key, value: None  # type: ignore[method-assign]
+        return found
+
+
+class Refusing(Files):
+    """Its client cannot be made."""
+
+    def open(self, namespace: str) -> Store:
+        message = f"password authentication failed for {namespace}"
+        raise PermissionError(message)
+
+
+class Failing(Files):
+    """Its third put fails, and nobody knows how far it came."""
+
+    def open(self, namespace: str) -> Store:
+        found = super().open(namespace)
+        put, asked = found.put, []
+
+        def failing(key: str, value: bytes) -> None:
+            asked.append(key)
+            if len(asked) == 3:
+                raise ConnectionResetError("connection reset by peer")
+            put(key, value)
+
+        found.put = failing  # type: ignore[method-assign]
+        return found
+
+
+class Suicidal(Files):
+    """Its process ends in the second put."""
+
+    def open(self, namespace: str) -> Store:
+        import os
+
+        found = super().open(namespace)
+        put, asked = found.put, []
+
+        def dying(key: str, value: bytes) -> None:
+            asked.append(key)
+            if len(asked) == 2:
+                os._exit(9)
+            put(key, value)
+
+        found.put = dying  # type: ignore[method-assign]
+        return found
