@@ -211,9 +211,10 @@ class Workload(Protocol):
 class Backend(Protocol):
     """One storage software under one setting, on a directory and ports of ours or at a URL of somebody's.
 
-    Three class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
-    before it forks a driver; ``mock``, True for what has no disk and is therefore not rated beyond the client; and
-    ``heavy``, True for a server that an emulated machine is too slow for.
+    Four class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
+    before it forks a driver; ``mock``, True for what has no disk and is therefore not rated beyond the client;
+    ``heavy``, True for a server that an emulated machine is too slow for; and ``url_form``, the URL of a person's client
+    with ``{server}`` for host and port.
     """
 
     settings: ClassVar[Sequence[Setting]]

@@ -105,6 +105,7 @@ class Postgres:
     """A PostgreSQL server of ours in ``root/data``, or somebody's by URL."""
 
     imports: ClassVar[Sequence[str]] = ("psycopg",)
+    url_form: ClassVar[str] = "postgresql://postgres@{server}/postgres"
     settings: ClassVar[Sequence[Setting]] = (
         _setting("on", {}),
         _setting("off", {"synchronous_commit": "off"}),

@@ -155,6 +155,7 @@ def _backend(engine: Engine) -> type[Backend]:  # noqa: C901 - the branches are 
         """A server of ours in ``root``, or somebody's by URL."""
 
         imports: ClassVar[Sequence[str]] = ("redis",)
+        url_form: ClassVar[str] = f"{engine.name}://{{server}}"
         settings: ClassVar[Sequence[Setting]] = tuple(_setting(engine, name) for name in OPTIONS)
 
         def __init__(

@@ -320,3 +320,16 @@ def doctor() -> None:
     from durabench import inventory
 
     sys.exit(inventory.doctor(Console(highlight=False)))
+
+
+@app.command(
+    name="vm",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="A machine to try by hand: `vm up --backend NAME:SETTING`, `vm cut`, `vm reset`, `vm shell`, `vm down`; "
+    "each has --help, and is the script of that name in vm/.",
+)
+def vm_(context: typer.Context) -> None:
+    """Hand over to the machine's own commands, with a backend's programs where one is named."""
+    from durabench import session
+
+    sys.exit(session.main(context.args))
