@@ -276,7 +276,10 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     from durabench import run as running
     from durabench.results import Folder
 
-    pairs = running.judge_again(Folder.open(directory))
+    try:
+        pairs = running.judge_again(Folder.open(directory))
+    except FileNotFoundError as error:
+        _stop(f"{error}: its trial cannot be judged again", COULD_NOT_TELL)
     broken = sum(again["verdict"] == "broken" and again["control"] is None for _, again in pairs)
     different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
     for was, now in different:
