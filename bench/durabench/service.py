@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from durabench.process import Process
 
-READY_S = 30.0
+READY_S = 60.0
 """Longest wait for a backend to come up; "does not come up" is a result."""
 ANSWER_S = 60.0
 """Longest wait for a driver's answer beyond its own deadlines."""
