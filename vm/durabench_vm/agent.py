@@ -29,11 +29,16 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GUEST_PLACE = "/run/durabench/agent.py"
 MOUNT_FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "dirsync": 128, "noatime": 1024, "rw": 0}
 BLKFLSBUF = 0x1261
+AFTER_KILL_S = 1.0
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LOOP_CLR_FD = 0x4C82, 0x4C0A, 0x4C01
 LO_FLAGS_AUTOCLEAR = 4
 LOOP_TRIES = 100
@@ -201,12 +206,12 @@ class Agent:
         return _signal_tree(started.pid, number)
 
     def kill_all(self, but: list[int]) -> int:
-        """SIGKILL every process started here and still alive, with its descendants, except those numbered in `but`."""
-        count = 0
-        for number, started in list(self._processes.items()):
-            if number not in but and started.poll() is None:
-                count += _signal_tree(started.pid, signal.SIGKILL)
-        return count
+        """SIGKILL all of this machine's processes, also those that became daemons, except the trees of `but`."""
+        spared = {1, os.getpid()}
+        for number in but:
+            if number in self._processes:
+                spared |= set(_descendants(self._processes[number].pid))
+        return _stop_and_signal(lambda: set(_everything()) - spared, signal.SIGKILL)
 
     def run(
         self,
@@ -228,7 +233,7 @@ class Agent:
                 status = started.returncode
             except subprocess.TimeoutExpired:
                 _signal_tree(started.pid, signal.SIGKILL)
-                out, err = started.communicate()
+                out, err = _what_was_said(started)
                 status = None
             return {"status": status, "out": _text(out), "err": _text(err)}
 
@@ -363,6 +368,14 @@ def _text(data: bytes) -> str:
     return kept if len(data) <= OUTPUT_BYTES else f"{kept}\n[{len(data) - OUTPUT_BYTES} more bytes dropped]"
 
 
+def _what_was_said(started: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """The output of a killed process, without waiting for a daemon it left behind with the same pipes."""
+    try:
+        return started.communicate(timeout=AFTER_KILL_S)
+    except subprocess.TimeoutExpired as held:
+        return held.output or b"", held.stderr or b""
+
+
 def _feed(started: subprocess.Popen[bytes], data: bytes) -> None:
     assert started.stdin is not None
     with contextlib.suppress(OSError):
@@ -386,14 +399,22 @@ def _forget_btrfs() -> None:
         fcntl.ioctl(control, BTRFS_IOC_FORGET_DEV, bytearray(4096))
 
 
+def _everything() -> dict[int, int]:
+    """The process ids of this machine with their parents', without zombies and the kernel's own."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in {"Z", "X"} and not int(fields[6]) & KERNEL_THREAD:
+                    found[int(entry.name)] = int(fields[1])
+    return found
+
+
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                fields = Path("/proc", entry, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] not in {"Z", "X"}:
-                    children.setdefault(int(fields[1]), []).append(int(entry))
+    for pid, parent in _everything().items():
+        children.setdefault(parent, []).append(pid)
     found, todo = [], [root]
     while todo:
         pid = todo.pop()
@@ -403,9 +424,13 @@ def _descendants(root: int) -> list[int]:
 
 
 def _signal_tree(root: int, number: int) -> int:
+    return _stop_and_signal(lambda: set(_descendants(root)), number)
+
+
+def _stop_and_signal(wanted: Callable[[], set[int]], number: int) -> int:
     """Stop all, list again until nobody new has appeared, then signal all."""
     stopped: set[int] = set()
-    while new := set(_descendants(root)) - stopped:
+    while new := wanted() - stopped:
         for pid in new:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
