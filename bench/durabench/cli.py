@@ -69,6 +69,14 @@ def _one_line_errors() -> Iterator[None]:
         _stop(redact(str(error)), COULD_NOT_TELL)
     except KeyboardInterrupt:
         _stop("interrupted", INTERRUPTED)
+    except OSError as error:
+        _stop(redact(str(error)), COULD_NOT_TELL)
+    except Exception:
+        # Python's own status for a crash is 1, which would say that a promise was broken.
+        import traceback
+
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        _stop("a mistake of durabench's own; please report it with the lines above", COULD_NOT_TELL)
 
 
 def _stop(message: str, status: int) -> NoReturn:

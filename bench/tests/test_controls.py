@@ -77,4 +77,7 @@ def test_a_control_that_fails_makes_the_run_unknown(kind, label, ran):
     ],
 )
 def test_what_a_control_must_show(row, doubtful):
-    assert judgement.doubtful(row) == doubtful
+    whole = {"backend": "files", "setting": "rename", "fault": "none", "why": "so it was", "unavailable": False, **row}
+    failed = judgement.failed_controls([whole])
+    assert bool(failed) == doubtful
+    assert all(row["control"] in phrase and "so it was" in phrase for phrase in failed)

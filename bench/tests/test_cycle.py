@@ -24,7 +24,9 @@ def of(rows, namespace):
 
 
 def verdicts(rows):
-    return {(row["verdict"], row["why"]) for row in rows if row["verdict"] != "kept"} or {row["verdict"] for row in rows}
+    """Of the rows that were judged: a strike may come before a namespace had its first acknowledgement."""
+    judged = [row for row in rows if row["acked"] or row["verdict"] != "unknown"]
+    return {(row["verdict"], row["why"]) for row in judged if row["verdict"] != "kept"} or {row["verdict"] for row in judged}
 
 
 # --- two backends at once
@@ -48,7 +50,8 @@ def test_data_that_is_lost_leaves_metadata_dangling(cycle):
     rows = cycle(asked)
     for metadata, data in zip(of(rows, "metadata"), of(rows, "data"), strict=True):
         assert (metadata["verdict"], metadata["lost"]) == ("kept", 0), "dangling is counted here, its verdict falls there"
-        assert metadata["dangling"] == metadata["acked"] > 0
+        # One more where the record in doubt is there all the same.
+        assert 0 < metadata["acked"] <= metadata["dangling"] <= metadata["acked"] + 1
         assert (data["verdict"], data["lost"]) == ("no-promise", data["acked"])
 
 
@@ -138,8 +141,8 @@ def test_a_server_that_is_the_same_after_its_death_is_unknown(cycle):
 
 
 def test_a_server_that_does_not_come_up_again_is_broken_and_lost_is_not_guessed(cycle, monkeypatch):
-    monkeypatch.setattr(trial, "READY_S", 1.0)
-    rows = cycle(Asked(backends=("toys:Stubborn:rename",), faults=("kill-server",), trials=2))
+    monkeypatch.setattr(trial, "READY_S", 2.0)
+    rows = cycle(Asked(backends=("toys:Stubborn:rename",), faults=("kill-server",), trials=1))
     for row in rows:
         assert (row["verdict"], row["lost"], row["unavailable"]) == ("broken", None, True)
         assert "the log is damaged, I will not start" in row["why"], "the last lines of its log say why"

@@ -15,17 +15,10 @@ if TYPE_CHECKING:
     from durabench_backends.contract import Fact, Store
 
 SLEEPS = "import sys, time; print('still looking for my configuration', flush=True); time.sleep(600)"
-ONCE = """
-import sys, time
-from pathlib import Path
-if Path('started').exists():
-    sys.exit('the log is damaged, I will not start')
-Path('started').touch()
-time.sleep(600)
-"""
+ONCE = "test -e started && { echo 'the log is damaged, I will not start'; exit 1; }; touch started; exec sleep 600"
 LISTENS = """
 import socket, sys, time
-socket.create_server(("127.0.0.1", int(sys.argv[1])))
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 time.sleep(600)
 """
 
@@ -44,7 +37,7 @@ class Stubborn(Files):
     """Files behind a server that does not start a second time."""
 
     def commands(self) -> Sequence[Command]:
-        return (Command("daemon", (sys.executable, "-c", ONCE)),)
+        return (Command("daemon", ("/bin/sh", "-c", ONCE)),)
 
     def open(self, namespace: str) -> Store:
         marker = self._directory.parent / "puts"
@@ -67,11 +60,11 @@ class Listening(Files):
     def create(self) -> None:
         import socket
 
-        super().create()
         try:
             socket.create_connection(("127.0.0.1", self._listening("main")), 1).close()
         except OSError as error:
             raise NotReady(str(error)) from None
+        super().create()
 
 
 class Undead(Listening):
