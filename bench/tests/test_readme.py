@@ -142,6 +142,21 @@ def test_verdicts_tell_all_there_are():
     assert rows[: len(WORST_FIRST)] == list(WORST_FIRST)
 
 
+def test_variables_of_the_environment_are_all_there():
+    code = [
+        path
+        for room in ("bench/durabench", "backends/durabench_backends", "vm/durabench_vm")
+        for path in ROOT.glob(f"{room}/**/*.py")
+    ]
+    read = {
+        name
+        for path in [*code, ROOT / "bench" / "__main__.py"]
+        for name in re.findall(r"DURABENCH_[A-Z_]+", path.read_text())
+    }
+    assert len(read) >= 8
+    assert [name for name in sorted(read) if f"`{name}`" not in README] == []
+
+
 # --- files
 
 
@@ -247,7 +262,9 @@ def test_known_findings_name_what_exists():
 # --- what must not be in it
 
 MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|Users|work)/[\w.-]+|/tmp/[a-z]+/[a-z]+/")
-REGISTRY = re.compile(r"https?://[\w.:-]*(?:pypi|pythonhosted|artifactory|nexus|devpi)|index-url[ =]\S", re.IGNORECASE)
+REGISTRY = re.compile(
+    r"https?://[\w.:-]*(?:pypi|pythonhosted|artifactory|nexus|devpi)|--(?:extra-)?index-url[ =]\w", re.IGNORECASE
+)
 
 
 def test_no_path_of_a_machine_and_no_registry_in_any_file():
