@@ -229,7 +229,7 @@ def set_up(directory: str, lock: int) -> None:
             os.remove(os.path.join(directory, STAMP))
         if was[:1] != stamp(directory).splitlines()[:1]:
             make(directory, lock)
-            # The lock is complete: nothing is to be resolved. Compiling is half of the work; pip would use one core for it.
+            # The lock is complete: nothing to resolve. Compiling is half of the work, and pip uses one core for it.
             options = ["--require-hashes", "--no-deps", "--no-compile", "-r", os.path.join(ROOT, "requirements.lock")]
             pip(directory, lock, "the libraries of requirements.lock", options)
             say("  compiling")
