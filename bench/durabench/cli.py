@@ -5,6 +5,7 @@ Exit status: 0 every promise held, 1 one is broken, 2 usage, 3 could not tell, 1
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ talk = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def main() -> None:
     """Run the command line; every error that a person can mend is one line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop leaves as little behind as Ctrl-C
     with _one_line_errors():
         app()
 
@@ -247,7 +249,9 @@ def list_() -> None:
     """Backends with their settings, promises and tiers; faults; workloads; what is missing here."""
     from durabench import inventory
 
-    inventory.show(Console(highlight=False))
+    from durabench.report.table import screen
+
+    inventory.show(screen())
 
 
 @app.command()

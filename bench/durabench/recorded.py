@@ -252,7 +252,7 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
     power went.
     """
     recording = recorded.recording
-    first, last = _first(recorded), len(recording)
+    first, last = _first(recorded, plans[0].window_s), len(recording)
     found: list[tuple[TrialPlan, vm.CrashState]] = []
     by_fault: dict[str, list[TrialPlan]] = {}
     for plan in plans:
@@ -275,17 +275,26 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
     return sorted(found, key=lambda pair: pair[1].position)
 
 
-def _first(recorded: Recorded) -> int:
-    """The first position at which every namespace that is written to has an acknowledgement. HarnessError."""
+def _first(recorded: Recorded, window_s: float) -> int:
+    """The first position at which every namespace that is written to has an acknowledgement older than the window that
+    may be lost, so that a loss can tell. HarnessError where nothing was acknowledged.
+    """
     namespace_of = {(e["w"], e["i"]): e["ns"] for e in recorded.events if e["e"] == "armed"}
     missing = {namespace_of[e["w"], e["i"]] for e in recorded.events if e["e"] == "ok"}
     for position, entry in enumerate(recorded.recording.entries):
         if entry.mark is not None:
             missing.discard(namespace_of[tuple(entry.mark)])
             if not missing:
-                return position + 1
+                return _after(recorded, position + 1, entry.time_ns + window_s * 1e9)
     message = "nothing was acknowledged in the recording"
     raise HarnessError(message)
+
+
+def _after(recorded: Recorded, position: int, time_ns: float) -> int:
+    """The first position from ``position`` on that is later than a time; ``position`` where the recording ends before."""
+    entries = recorded.recording.entries
+    later = (at + 1 for at in range(position - 1, len(entries)) if entries[at].time_ns > time_ns)
+    return next(later, position)
 
 
 def written_before(recorded: Recorded, position: int) -> list[Event]:

@@ -105,6 +105,10 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
         document = _run_json(options, asked, plans, cells, prepared, facts)
         folder = _folder(options, document, host)
         say(f"results go to {folder.path}")
+        if not asked.budget_s and chosen.budget_s is None:
+            say(
+                f"{len(plans)} trials, about {_hours(plans, prepared, chosen.at_once)}; --resume goes on where it stops"
+            )
         doubts = _doubts(facts, options)
         budget_s = None if asked.trials else asked.budget_s or chosen.budget_s
         going = Campaign(
@@ -129,6 +133,18 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
         ground.close()
+
+
+def _hours(plans: Sequence[TrialPlan], prepared: Mapping[Target, Prepared], at_once: int) -> str:
+    """A rough forecast, from how long each target took to come up: a killed server takes as long again."""
+    crash_state_s, recording_s, put_s = 0.2, 20.0, 0.05
+    recordings = len(schedule.recordings(plans))
+    seconds = recordings * recording_s
+    for plan in plans:
+        up_s = max(prepared[target].seconds for target in plan.targets.values())
+        seconds += crash_state_s if plan.recording else put_s + up_s / 4 + plan.pace_s * plan.victim
+    hours = seconds / at_once / 3600
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
 
 
 def _power_budget_s(asked: Asked, chosen: profile.Profile) -> float | None:

@@ -55,6 +55,8 @@ def session_commands(target: Target, filesystem: str | None) -> person.Commands:
 def main(arguments: Sequence[str]) -> int:
     """``vm VERB …``: the machine's own commands; with ``--backend NAME:SETTING``, what that backend needs in it."""
     words = list(arguments)
+    if words[:1] == ["up"] and {"-h", "--help"} & set(words):
+        print("--backend NAME:SETTING  have that backend in the machine, and its URL printed; beside these options:\n")
     names = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--backend"]
     if not names:
         return person.main(words)

@@ -67,6 +67,13 @@ class TrialPlan:
     """negative, positive or detector: its outcome is known beforehand."""
 
     @property
+    def window_s(self) -> float:
+        """The longest that one of its targets may lose acknowledgements of when the power is cut; 0 where none may."""
+        settings = [target.load()[1] for target in self.targets.values()]
+        windows = [setting.promise.may_lose_s.get(Domain.DRIVE, 0.0) for setting in settings if setting]
+        return max(windows, default=0.0)
+
+    @property
     def victim(self) -> int:
         """Which put is struck at, never the first."""
         return Random(f"{self.seed}/victim").choice(VICTIMS)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-OWN = Path(__file__).resolve().parents[2] / "expected.toml"
-"""The project's own, used by default; absent in an installed wheel."""
+_ROOM = Path(__file__).resolve().parents[2]
+OWN = _ROOM / "expected.toml" if (_ROOM.parent / "pyproject.toml").exists() else _ROOM / "not-a-checkout"
+"""The project's own, used by default in a checkout; an installed wheel has none."""
 
 
 class Expectation(BaseModel):
