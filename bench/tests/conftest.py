@@ -9,13 +9,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.resources import files
-from pathlib import Path
 
 import psutil
 import pytest
 
 from durabench import campaign, judgement, profile, schedule
 from durabench.ground import Ground
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROFILE = """
 backends = ["files"]
@@ -67,7 +70,9 @@ def cycle(tmp_path, toy_profile):
         for plan in plans:
             by_key.setdefault((plan.metadata, plan.data), []).append(plan)
         visits = [
-            schedule.Visit(members[at : at + visit]) for members in by_key.values() for at in range(0, len(members), visit)
+            schedule.Visit(members[at : at + visit])
+            for members in by_key.values()
+            for at in range(0, len(members), visit)
         ]
         # What a thread has started dies when it ends: the pool outlives the trials and their nurseries.
         executor = ThreadPoolExecutor(at_once)
@@ -90,7 +95,7 @@ def cycle(tmp_path, toy_profile):
 
 @pytest.fixture
 def no_leftovers(tmp_path):
-    """Fails unless, within a second of the test's end, no process has its working directory in or an argument from ``tmp_path``."""
+    """Fails unless, within a second of the test's end, no process lives in ``tmp_path`` or was given a path in it."""
     yield
     end = time.monotonic() + 1
     while (left := processes_of(tmp_path)) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Campaigns that are interrupted, killed, starved of room, or given what does not work: nothing is lost, nothing is left."""
+"""Campaigns that are interrupted, killed, starved of room, or misled: nothing is lost and nothing is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def words(tmp_path, toy_profile):
 
 
 def durabench(*words, prefix=(), **keywords):
-    return subprocess.run([*prefix, *COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=300, **keywords)
+    return subprocess.run(
+        [*prefix, *COMMAND, *map(str, words)], capture_output=True, text=True, check=False, timeout=300, **keywords
+    )
 
 
 def begun(words, folder, lines):
@@ -148,7 +150,7 @@ def unfinished(words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("member", "change", "said"),
+    "member, change, said",
     [
         ("plan", lambda plan: [{**plan[0], "seed": 1}, *plan[1:]], "plan differs from entry 0"),
         ("commit", lambda commit: {**(commit or {}), "commit": "0" * 40}, "commit"),
@@ -190,9 +192,14 @@ def small_disk(path, size):
 
 
 def may_mount():
-    return os.geteuid() == 0 and shutil.which("mount") and subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
-    ).returncode == 0
+    return (
+        os.geteuid() == 0
+        and shutil.which("mount")
+        and subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def full(ran, folder):
@@ -228,7 +235,12 @@ def test_a_disk_under_test_that_is_full_is_no_finding(words, tmp_path, left_in):
 def test_a_disk_that_may_not_be_written_to_is_refused(words, tmp_path):
     nobody = pwd.getpwnam("nobody")
     prefix = ["setpriv", "--reuid", str(nobody.pw_uid), "--regid", str(nobody.pw_gid), "--clear-groups"]
-    prefix += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]  # so that it reaches the checkout
+    prefix += [
+        "--inh-caps",
+        "+dac_read_search",
+        "--ambient-caps",
+        "+dac_read_search",
+    ]  # so that it reaches the checkout
     refused = durabench("run", *words("files:rename"), prefix=prefix)
     refuses(refused, "cannot be written to: Permission denied; choose another with --dir")
 
@@ -262,7 +274,9 @@ MEMORY = Path("/dev/shm")
 @pytest.mark.parametrize("chosen", [True, False])
 def test_on_a_disk_of_memory_there_is_no_latency_and_by_default_no_answer(chosen, words):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        options = words("files:rename", faults=("none",), trials=2, out=Path(folder) / "run", directory=Path(folder) / "disk")
+        options = words(
+            "files:rename", faults=("none",), trials=2, out=Path(folder) / "run", directory=Path(folder) / "disk"
+        )
         if not chosen:
             at = options.index("--dir")
             del options[at : at + 2]
@@ -281,7 +295,7 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(tmp_path, n
     machine = Here(tmp_path / "root", Ports())
     try:
         service = Service(machine, Target("toys:Deaf", "rename"), machine.root / "store")
-        machine.start  # noqa: B018 - the daemon is started by set_up
+        machine.start
         service._send_files()
         service.start()
         with pytest.raises(HarnessError, match="nobody answers"):
@@ -322,7 +336,7 @@ def test_what_does_not_come_up_is_not_run_and_costs_the_others_nothing(words, tm
 def test_judge_notices_a_history_that_was_doctored(words, tmp_path):
     assert durabench("run", *words("files:rename")).returncode == 0
     assert durabench("judge", tmp_path / "run").returncode == 0
-    path = sorted((tmp_path / "run" / "histories").iterdir())[-1]
+    path = max((tmp_path / "run" / "histories").iterdir())
     events = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     gone = next(event["key"] for event in events if event["e"] == "reading")
     for event in events:
@@ -338,7 +352,7 @@ def test_judge_notices_a_history_that_was_doctored(words, tmp_path):
 
 def test_judge_says_which_history_is_torn(words, tmp_path):
     assert durabench("run", *words("files:rename")).returncode == 0
-    path = sorted((tmp_path / "run" / "histories").iterdir())[-1]
+    path = max((tmp_path / "run" / "histories").iterdir())
     path.write_bytes(path.read_bytes()[:100])
     again = durabench("judge", tmp_path / "run")
     assert again.returncode == 3

@@ -34,10 +34,26 @@ def finished(tmp_path_factory):
     """A small run that was done by the command: its folder, exit status, stdout and stderr."""
     folder = tmp_path_factory.mktemp("finished")
     out = folder / "run"
-    words = ["--backend", "files:fsync-dir", "--fault", "none", "--fault", "kill-client", "--trials", "3", "--seed", "1"]
+    words = [
+        "--backend",
+        "files:fsync-dir",
+        "--fault",
+        "none",
+        "--fault",
+        "kill-client",
+        "--trials",
+        "3",
+        "--seed",
+        "1",
+    ]
     words += ["--dir", folder / "disk", "--out", out, "--format", "json", "--format", f"csv={folder / 'cells.csv'}"]
     ran = subprocess.run(
-        [sys.executable, "-m", "durabench", "run", *map(str, words)], capture_output=True, text=True, check=False, cwd=folder, timeout=300
+        [sys.executable, "-m", "durabench", "run", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=300,
     )
     return out, ran
 
@@ -91,7 +107,10 @@ def test_replay_runs_the_same_plan_again(trial, finished, typed, tmp_path):
     before = sorted(path.name for path in out.iterdir())
     status, said, talk = typed("replay", out, trial, "--dir", tmp_path)
     assert status == 0
-    assert f"trial {trial}: {plan['metadata']['backend']}:{plan['metadata']['setting']} {plan['fault']}, seed {plan['seed']}" in talk
+    assert (
+        f"trial {trial}: {plan['metadata']['backend']}:{plan['metadata']['setting']} {plan['fault']}, "
+        f"seed {plan['seed']}" in talk
+    )
     assert "metadata: kept (recorded: kept)" in said
     assert sorted(path.name for path in out.iterdir()) == before, "a finished folder never changes"
     assert list(tmp_path.iterdir()) == []
@@ -132,7 +151,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words, mend", REFUSED.values(), ids=REFUSED)  # noqa: PT006
+@pytest.mark.parametrize("words, mend", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_is_refused_in_one_line(words, mend, typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, said = typed("run", *words)
@@ -144,7 +163,17 @@ def test_what_cannot_be_is_refused_in_one_line(words, mend, typed, tmp_path, mon
     assert list(tmp_path.iterdir()) == [], "nothing was started or made"
 
 
-@pytest.mark.parametrize("words", [("--trials", "0"), ("--trials", "-3"), ("--writers", "-1"), ("--settle", "-1"), ("--no-such-option",), ("--trials", "many")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--trials", "0"),
+        ("--trials", "-3"),
+        ("--writers", "-1"),
+        ("--settle", "-1"),
+        ("--no-such-option",),
+        ("--trials", "many"),
+    ],
+)
 def test_numbers_that_are_none_are_refused(words, typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, said = typed("run", *words)
@@ -162,14 +191,50 @@ def test_what_is_no_results_folder_is_said(command, typed, tmp_path):
 
 
 def test_list_names_every_backend_setting_fault_and_workload(capsys, monkeypatch):
-    ran = subprocess.run([sys.executable, "-m", "durabench", "list"], capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
-    for word in ("files:fsync-dir", "sqlite:delete-full ★", "postgres:on ★", "valkey:aof-always", "s3-swift:versioned", "kill-server", "cut-power", "sharded", "T3", "T2 0.6 s"):
+    ran = subprocess.run(
+        [sys.executable, "-m", "durabench", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    for word in (
+        "files:fsync-dir",
+        "sqlite:delete-full ★",
+        "postgres:on ★",
+        "valkey:aof-always",
+        "s3-swift:versioned",
+        "kill-server",
+        "cut-power",
+        "sharded",
+        "T3",
+        "T2 0.6 s",
+    ):
         assert word in ran.stdout
 
 
 def test_memory_prints_no_promise_with_all_lost_and_never_success(tmp_path):
-    words = ["--backend", "memory", "--fault", "kill-client", "--trials", "5", "--dir", tmp_path / "disk", "--out", tmp_path / "run", "--format", "json"]
-    ran = subprocess.run([sys.executable, "-m", "durabench", "run", *map(str, words)], capture_output=True, text=True, check=False, timeout=300)
+    words = [
+        "--backend",
+        "memory",
+        "--fault",
+        "kill-client",
+        "--trials",
+        "5",
+        "--dir",
+        tmp_path / "disk",
+        "--out",
+        tmp_path / "run",
+        "--format",
+        "json",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-m", "durabench", "run", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     cells = [c for c in json.loads(ran.stdout)["cells"] if c["trials"]]
     assert {c["verdict"] for c in cells} == {"no-promise"}
     assert all(c["lost"] == c["acked"] > 0 for c in cells)

@@ -25,7 +25,11 @@ def ran(tmp_path, toy_profile, monkeypatch):
         words = ["--profile", profile, "--backend", "files:fsync-dir", "--trials", "2", "--seed", "1"]
         words += ["--dir", tmp_path / "disk", "--out", tmp_path / "run", "--format", "json"]
         done = subprocess.run(
-            [sys.executable, "-m", "durabench", "run", *map(str, words)], capture_output=True, text=True, check=False, timeout=300
+            [sys.executable, "-m", "durabench", "run", *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         return done, Folder.open(tmp_path / "run").trials()
 
@@ -45,7 +49,7 @@ def test_controls_run_with_every_campaign_and_enter_no_cell(ran):
 
 
 @pytest.mark.parametrize(
-    ("kind", "label"),
+    "kind, label",
     [
         ("negative", "toys:Forgetful:fsync-dir"),  # what must keep everything loses
         ("positive", "files:fsync-dir"),  # what must lose everything keeps
@@ -63,7 +67,7 @@ def test_a_control_that_fails_makes_the_run_unknown(kind, label, ran):
 
 
 @pytest.mark.parametrize(
-    ("row", "doubtful"),
+    "row, doubtful",
     [
         ({"control": "negative", "verdict": "kept", "lost": 0, "corrupt": 0}, False),
         ({"control": "negative", "verdict": "broken", "lost": 1, "corrupt": 0}, True),

@@ -26,7 +26,9 @@ def of(rows, namespace):
 def verdicts(rows):
     """Of the rows that were judged: a strike may come before a namespace had its first acknowledgement."""
     judged = [row for row in rows if row["acked"] or row["verdict"] != "unknown"]
-    return {(row["verdict"], row["why"]) for row in judged if row["verdict"] != "kept"} or {row["verdict"] for row in judged}
+    return {(row["verdict"], row["why"]) for row in judged if row["verdict"] != "kept"} or {
+        row["verdict"] for row in judged
+    }
 
 
 # --- two backends at once
@@ -38,7 +40,10 @@ def test_two_backends_at_once_keep_both_halves(fault, cycle):
     rows = cycle(asked)
     assert verdicts(rows) == {"kept"}
     assert [len(of(rows, name)) for name in ("metadata", "data")] == [4, 4]
-    assert {(row["backend"], row["partner"]) for row in rows} == {("postgres", "files:fsync-dir"), ("files", "postgres:on")}
+    assert {(row["backend"], row["partner"]) for row in rows} == {
+        ("postgres", "files:fsync-dir"),
+        ("files", "postgres:on"),
+    }
     assert {row["dangling"] for row in of(rows, "metadata")} == {0}
     # At most the data that was put for the metadata record that the strike fell into.
     assert all(row["orphan"] <= 1 for row in of(rows, "metadata"))
@@ -46,17 +51,23 @@ def test_two_backends_at_once_keep_both_halves(fault, cycle):
 
 
 def test_data_that_is_lost_leaves_metadata_dangling(cycle):
-    asked = Asked(metadata=("files:fsync-dir",), data=("valkey:rdb",), faults=("kill-server",), trials=4, workload="agent")
+    asked = Asked(
+        metadata=("files:fsync-dir",), data=("valkey:rdb",), faults=("kill-server",), trials=4, workload="agent"
+    )
     rows = cycle(asked)
     for metadata, data in zip(of(rows, "metadata"), of(rows, "data"), strict=True):
-        assert (metadata["verdict"], metadata["lost"]) == ("kept", 0), "dangling is counted here, its verdict falls there"
+        assert (metadata["verdict"], metadata["lost"]) == ("kept", 0), (
+            "dangling is counted here, its verdict falls there"
+        )
         # One more where the record in doubt is there all the same.
         assert 0 < metadata["acked"] <= metadata["dangling"] <= metadata["acked"] + 1
         assert (data["verdict"], data["lost"]) == ("no-promise", data["acked"])
 
 
 def test_metadata_that_is_lost_leaves_data_orphaned(cycle):
-    asked = Asked(metadata=("valkey:rdb",), data=("files:fsync-dir",), faults=("kill-server",), trials=4, workload="agent")
+    asked = Asked(
+        metadata=("valkey:rdb",), data=("files:fsync-dir",), faults=("kill-server",), trials=4, workload="agent"
+    )
     rows = cycle(asked)
     for metadata, data in zip(of(rows, "metadata"), of(rows, "data"), strict=True):
         assert metadata["verdict"] == "no-promise"
@@ -74,7 +85,9 @@ def test_every_workload_is_kept_by_what_keeps(workload, fault, cycle):
     asked = Asked(backends=("files:fsync-dir", "sqlite:wal-full"), faults=(fault,), trials=4, workload=workload)
     rows = cycle(asked)
     assert verdicts(rows) == {"kept"}
-    assert {row["namespace"] for row in rows} == ({"metadata"} if workload in ("append", "rotate") else {"metadata", "data"})
+    assert {row["namespace"] for row in rows} == (
+        {"metadata"} if workload in ("append", "rotate") else {"metadata", "data"}
+    )
     assert sum(row["acked"] for row in rows) > 0
 
 

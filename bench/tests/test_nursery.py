@@ -63,7 +63,9 @@ def sockets(pid):
 
 def open_files(pid, below):
     return [
-        target for fd in os.listdir(f"/proc/{pid}/fd") if (target := os.readlink(f"/proc/{pid}/fd/{fd}")).startswith(str(below))
+        target
+        for fd in os.listdir(f"/proc/{pid}/fd")
+        if (target := os.readlink(f"/proc/{pid}/fd/{fd}")).startswith(str(below))
     ]
 
 
@@ -83,7 +85,19 @@ def test_drivers_never_share_an_opened_store(label, nurseries, tmp_path, no_left
         parent = psutil.Process(writers[0].pid).ppid()
         for number, writer in enumerate(writers):
             words = {"targets": {n: service.order(f"t{number}{n}") for n in ("metadata", "data")}, "workload": "append"}
-            writer.send({"do": "write", "writer": 0, "writers": 1, "seed": 1, "pace_s": 0.05, "limit": None, "limit_s": None, "deadline_s": 20, **words})
+            writer.send(
+                {
+                    "do": "write",
+                    "writer": 0,
+                    "writers": 1,
+                    "seed": 1,
+                    "pace_s": 0.05,
+                    "limit": None,
+                    "limit_s": None,
+                    "deadline_s": 20,
+                    **words,
+                }
+            )
         for writer in writers:
             seen = []
             end = time.monotonic() + 30
@@ -184,6 +198,8 @@ def test_a_stray_print_of_a_library_is_no_event(driver, toy, cycle):
         os.write(1, b'{"e": "ok", "w": 0, "i": 7, "latency_ns": 1}\\n')
         return super().open(namespace)
 """
-    rows = cycle(Asked(backends=(toy("files", "Files", extra) + ":rename",), faults=("kill-client",), trials=4), driver=driver)
+    rows = cycle(
+        Asked(backends=(toy("files", "Files", extra) + ":rename",), faults=("kill-client",), trials=4), driver=driver
+    )
     assert [row["verdict"] for row in rows] == ["kept"] * 4
     assert {row["driver"] for row in rows} == {driver}

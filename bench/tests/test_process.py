@@ -36,7 +36,11 @@ time.sleep(60)
 
 def start(tmp_path, code, *arguments, **keywords):
     return process.start(
-        [sys.executable, "-c", code, *map(str, arguments)], env=dict(os.environ), cwd=tmp_path, log=tmp_path / "log", **keywords
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=dict(os.environ),
+        cwd=tmp_path,
+        log=tmp_path / "log",
+        **keywords,
     )
 
 
@@ -155,7 +159,9 @@ def test_a_child_that_outlives_its_main_process_is_an_error_and_is_not_left(tmp_
 
 
 def test_every_wait_ends(tmp_path):
-    deaf = start(tmp_path, "import sys, time; print('hung up', file=sys.stderr, flush=True); time.sleep(60)", piped=True)
+    deaf = start(
+        tmp_path, "import sys, time; print('hung up', file=sys.stderr, flush=True); time.sleep(60)", piped=True
+    )
     wait_until_said(tmp_path / "log", "hung up")
     for wait in (
         lambda: deaf.wait(0.05),
@@ -181,8 +187,7 @@ def test_what_dies_instead_of_answering_tells_its_last_words(tmp_path):
         rude.ask({"do": "read"}, 20)
     rude.wait(20)
     with pytest.raises(Died, match="ended before it could be asked"):
-        for _ in range(3):
-            rude.send({"do": "read"})
+        rude.send({"do": "read"})
     rude.close()
 
 
@@ -243,7 +248,9 @@ def test_servers_and_drivers_die_with_a_controller_that_is_killed(label, driver,
     tmp_path.chmod(0o755)
     log = tmp_path / "controller.log"
     with log.open("wb") as sink:
-        controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, root, name, setting, driver], stderr=sink, cwd="/")
+        controller = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER, root, name, setting, driver], stderr=sink, cwd="/"
+        )
     end = time.monotonic() + 60
     while not (root / "up").exists():
         assert controller.poll() is None, log.read_text()
@@ -268,7 +275,8 @@ import json, os, sys
 from pathlib import Path
 status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
 Path(sys.argv[1]).read_text()
-Path("who").write_text(json.dumps({"uid": os.getuid(), "groups": os.getgroups(), "env": dict(os.environ), "capabilities": status["CapEff"].strip()}))
+found = {"uid": os.getuid(), "groups": os.getgroups(), "env": dict(os.environ), "capabilities": status["CapEff"].strip()}
+Path("who").write_text(json.dumps(found))
 """
 
 
@@ -299,7 +307,9 @@ def test_servers_run_without_privileges_and_without_the_callers_secrets(tmp_path
     assert found["env"]["ITS_OWN"] == "1"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up privileges; an ordinary user's servers are the user's")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root gives up privileges; an ordinary user's servers are the user's"
+)
 def test_servers_below_a_private_folder_may_look_but_not_touch(tmp_path):
     private = tmp_path / "private"
     private.mkdir(mode=0o700)

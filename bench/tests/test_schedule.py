@@ -1,4 +1,4 @@
-"""Which cells a campaign has, which trials it plans for them, and in which order: all of it before anything is started."""
+"""Which cells a campaign has, which trials it plans for them and in which order, before anything is started."""
 
 from __future__ import annotations
 
@@ -49,12 +49,16 @@ def test_every_trial_has_a_seed_and_a_number_of_its_own():
 
 
 def test_a_plan_survives_being_written_down():
-    for plan in planned(Asked(metadata=("postgres:off",), data=("files:fsync-dir",), faults=("kill-server",), trials=2)):
+    for plan in planned(
+        Asked(metadata=("postgres:off",), data=("files:fsync-dir",), faults=("kill-server",), trials=2)
+    ):
         assert TrialPlan.from_json(plan.as_json()) == plan
 
 
 def test_victims_are_all_puts_from_the_second_to_the_fortieth():
-    victims = Counter(plan.victim for plan in trials(Asked(backends=("files:rename",), faults=("kill-client",), trials=2000)))
+    victims = Counter(
+        plan.victim for plan in trials(Asked(backends=("files:rename",), faults=("kill-client",), trials=2000))
+    )
     assert set(victims) == set(VICTIMS) == set(range(2, 41))
 
 
@@ -62,7 +66,10 @@ def test_victims_are_all_puts_from_the_second_to_the_fortieth():
 
 
 def test_a_number_of_trials_is_given_to_every_cell():
-    counts = Counter((p.metadata, p.fault) for p in trials(Asked(backends=("files", "valkey"), faults=("none", "kill-client"), trials=7)))
+    counts = Counter(
+        (p.metadata, p.fault)
+        for p in trials(Asked(backends=("files", "valkey"), faults=("none", "kill-client"), trials=7))
+    )
     assert set(counts.values()) == {7}
     assert len(counts) == 2 * (4 + 5)
 
@@ -74,7 +81,9 @@ def test_full_asks_for_a_bound_of_one_percent():
 
 @pytest.mark.parametrize("by_budget", [True, False])
 def test_rounds_are_of_one_trial_a_cell_by_budget_and_of_a_directory_by_number(by_budget):
-    asked = Asked(backends=("files",), faults=("none", "kill-client"), **({"budget_s": 60.0} if by_budget else {"trials": 50}))
+    asked = Asked(
+        backends=("files",), faults=("none", "kill-client"), **({"budget_s": 60.0} if by_budget else {"trials": 50})
+    )
     plans = planned(asked)
     for members in schedule.rounds(plans, 8, by_budget=by_budget)[:-1]:
         counts = Counter((plan.metadata, plan.fault) for plan in members)
@@ -92,7 +101,9 @@ def test_a_visit_is_of_one_pair_and_at_most_a_directory_and_its_order_is_the_see
     plans = trials(Asked(backends=("files",), faults=("kill-client",), trials=50))
     visits = schedule.visits(plans, Random(1))
     assert sorted(p.trial for v in visits for p in v.plans) == sorted(p.trial for p in plans)
-    assert all(len({(p.metadata, p.data) for p in v.plans}) == 1 and len(v.plans) <= schedule.VISIT_TRIALS for v in visits)
+    assert all(
+        len({(p.metadata, p.data) for p in v.plans}) == 1 and len(v.plans) <= schedule.VISIT_TRIALS for v in visits
+    )
     assert visits == schedule.visits(plans, Random(1))
     assert visits != schedule.visits(plans, Random(2))
 
@@ -121,7 +132,7 @@ def test_controls_come_first_and_are_about_what_is_known():
 
 
 @pytest.mark.parametrize(
-    ("label", "faulty", "window_s"),
+    "label, faulty, window_s",
     [
         ("postgres:off", "kill-server", 0.6),
         ("postgres:off", "kill-client", 0.0),
@@ -138,7 +149,9 @@ def test_puts_are_paced_so_that_acknowledgements_span_one_and_a_half_windows(lab
 
 
 def test_a_pair_is_paced_by_the_longer_window():
-    (plan,) = trials(Asked(metadata=("postgres:off",), data=("valkey:aof-everysec",), faults=("kill-server",), trials=1))
+    (plan,) = trials(
+        Asked(metadata=("postgres:off",), data=("valkey:aof-everysec",), faults=("kill-server",), trials=1)
+    )
     assert plan.pace_s * (plan.victim - 1) == pytest.approx(3.0)
 
 
@@ -152,7 +165,9 @@ def test_a_name_without_setting_means_all_of_them():
 
 
 def test_two_backends_are_paired_each_with_each():
-    asked = Asked(metadata=("postgres:on", "sqlite:wal-full"), data=("files:rename", "files:fsync-dir"), faults=("kill-client",))
+    asked = Asked(
+        metadata=("postgres:on", "sqlite:wal-full"), data=("files:rename", "files:fsync-dir"), faults=("kill-client",)
+    )
     found = schedule.cells(asked, QUICK)
     assert [c.label for c in found] == [
         "postgres:on + files:rename",
@@ -172,7 +187,7 @@ def test_the_quick_profile_is_about_every_backend():
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "words"),
+    "asked, error, words",
     [
         (Asked(backends=("postgress",)), registry.UnknownBackend, "did you mean postgres"),
         (Asked(backends=("postgres:of",)), registry.UnknownBackend, "did you mean off"),
@@ -218,7 +233,11 @@ def test_a_pair_with_one_server_has_one_to_kill(pair):
 
 def test_a_mock_is_not_rated_beyond_its_client():
     found = {c.fault: c for c in schedule.cells(Asked(backends=("s3-moto:versioned",), faults=KILLS), QUICK)}
-    assert {name: c.verdict for name, c in found.items()} == {"none": None, "kill-client": None, "kill-server": "not rated"}
+    assert {name: c.verdict for name, c in found.items()} == {
+        "none": None,
+        "kill-client": None,
+        "kill-server": "not rated",
+    }
 
 
 def test_a_pair_with_a_mock_is_not_rated():
@@ -240,7 +259,9 @@ def test_a_process_is_not_killed_in_a_machine_that_is_reset(lane):
 
 
 def test_this_host_is_never_reset():
-    for found in schedule.cells(Asked(backends=("files:rename",), faults=("cut-power", "reset-machine"), lane="here"), QUICK):
+    for found in schedule.cells(
+        Asked(backends=("files:rename",), faults=("cut-power", "reset-machine"), lane="here"), QUICK
+    ):
         assert found.verdict == "not run"
         assert "not reset" in found.why
 
@@ -256,7 +277,7 @@ def test_a_missing_program_is_not_run_and_names_its_mend(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("label", "library", "extra"),
+    "label, library, extra",
     [("s3-swift:versioned", "swift", "s3"), ("postgres:on", "psycopg", "postgres"), ("redis:rdb", "redis", "redis")],
 )
 def test_a_missing_library_is_not_run_and_names_its_extra(label, library, extra, monkeypatch):
@@ -266,7 +287,10 @@ def test_a_missing_library_is_not_run_and_names_its_extra(label, library, extra,
         return None if name == library else original(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    found = {c.metadata.label: c for c in schedule.cells(Asked(backends=(label, "files:rename"), faults=("kill-client",)), QUICK)}
+    found = {
+        c.metadata.label: c
+        for c in schedule.cells(Asked(backends=(label, "files:rename"), faults=("kill-client",)), QUICK)
+    }
     assert found[label].verdict == "not run"
     assert found[label].why == f"{label.split(':')[0]} needs {library}: pip install 'durabench[{extra}]'"
     assert found["files:rename"].verdict is None

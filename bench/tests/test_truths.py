@@ -1,4 +1,4 @@
-"""What processes that die cost, setting by setting, as it was measured by hand beforehand: the suite must find the same.
+"""What processes that die cost, setting by setting, as it was measured by hand: the suite must find the same.
 
 Each test is a row and a column of that table; its id names both. Real servers, real kills, several trials at a time.
 """
@@ -130,7 +130,8 @@ SLOW = """
 from dataclasses import replace
 from durabench_backends.redis import Redis, Valkey
 
-STRACE = ("{strace}", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=3000000")
+INJECT = "inject=fdatasync:delay_enter=3000000"
+STRACE = ("{strace}", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "-e", INJECT)
 
 
 def slowly(commands):
@@ -151,14 +152,17 @@ class SlowValkey(Valkey):
 @pytest.mark.skipif(
     shutil.which("strace") is None, reason="strace is not installed; the machine that is reset has the same row"
 )
-@pytest.mark.parametrize(("engine", "setting", "loses"), [
-    ("SlowRedis", "aof-everysec", True),
-    ("SlowValkey", "aof-everysec", True),
-    ("SlowRedis", "aof-no", False),
-    ("SlowValkey", "aof-no", False),
-])
+@pytest.mark.parametrize(
+    "engine, setting, loses",
+    [
+        ("SlowRedis", "aof-everysec", True),
+        ("SlowValkey", "aof-everysec", True),
+        ("SlowRedis", "aof-no", False),
+        ("SlowValkey", "aof-no", False),
+    ],
+)
 def test_everysec_on_a_slow_disk_loses_what_it_acknowledged(engine, setting, loses, cycle, tmp_path, monkeypatch):
-    """An fdatasync of 3 s: everysec puts off its writes for up to 2 s after the reply, so even a killed process loses."""
+    """An fdatasync of 3 s: everysec puts off its writes for up to 2 s after the reply: a killed process loses."""
     module = tmp_path / "modules" / f"slow_disk_{engine.lower()}.py"
     module.parent.mkdir()
     module.write_text(textwrap.dedent(SLOW.replace("{strace}", shutil.which("strace") or "")))

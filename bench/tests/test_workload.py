@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -124,9 +124,13 @@ def test_append_and_agent_never_use_a_key_twice(name, seed):
 @given(seed=seeds)
 def test_agent_changes_its_data_in_one_step_of_five(seed):
     ops = planned("agent", seed)
-    changed = [index for index, op in enumerate(op for op in ops if op.namespace == METADATA) if op.refers[0][1] == op.sequence - 1]
+    changed = [
+        index
+        for index, op in enumerate(op for op in ops if op.namespace == METADATA)
+        if op.refers[0][1] == op.sequence - 1
+    ]
     assert changed[0] == 0, "there is no step without data to refer to"
-    assert {later - earlier for earlier, later in zip(changed[1:], changed[2:], strict=False)} == {5}
+    assert {later - earlier for earlier, later in pairwise(changed)} == {5}
 
 
 @few

@@ -1,4 +1,4 @@
-"""Backends with one oddity each, for what the harness must do about it; loaded as ``toys:Name`` with this folder on the path."""
+"""Backends with one oddity each, loaded as ``toys:Name`` with this folder on the import path."""
 
 from __future__ import annotations
 
