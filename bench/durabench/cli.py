@@ -248,7 +248,6 @@ def seconds(text: str) -> float:
 def list_() -> None:
     """Backends with their settings, promises and tiers; faults; workloads; what is missing here."""
     from durabench import inventory
-
     from durabench.report.table import screen
 
     inventory.show(screen())

@@ -291,7 +291,7 @@ def _first(recorded: Recorded, window_s: float) -> int:
 
 
 def _after(recorded: Recorded, position: int, time_ns: float) -> int:
-    """The first position from ``position`` on that is later than a time; ``position`` where the recording ends before."""
+    """The first position from ``position`` on that is later than a time; ``position`` where there is none."""
     entries = recorded.recording.entries
     later = (at + 1 for at in range(position - 1, len(entries)) if entries[at].time_ns > time_ns)
     return next(later, position)
