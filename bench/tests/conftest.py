@@ -9,13 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from durabench import campaign, judgement, profile, schedule
 from durabench.ground import Ground
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -295,7 +295,6 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(tmp_path, n
     machine = Here(tmp_path / "root", Ports())
     try:
         service = Service(machine, Target("toys:Deaf", "rename"), machine.root / "store")
-        machine.start
         service._send_files()
         service.start()
         with pytest.raises(HarnessError, match="nobody answers"):
@@ -309,7 +308,7 @@ def test_a_port_that_is_taken_is_said_with_the_servers_last_words(tmp_path, no_l
 
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         ports = Ports()
-        ports.draw = squatter.getsockname  # type: ignore[method-assign]
+
         ports.draw = lambda: squatter.getsockname()[1]  # type: ignore[method-assign]
         machine = Here(tmp_path / "root", ports)
         try:

@@ -275,7 +275,7 @@ import json, os, sys
 from pathlib import Path
 status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
 Path(sys.argv[1]).read_text()
-found = {"uid": os.getuid(), "groups": os.getgroups(), "env": dict(os.environ), "capabilities": status["CapEff"].strip()}
+found = {"uid": os.getuid(), "groups": os.getgroups(), "env": dict(os.environ), "capabilities": status["CapEff"]}
 Path("who").write_text(json.dumps(found))
 """
 
