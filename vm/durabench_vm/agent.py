@@ -86,6 +86,9 @@ class Agent:
         self._channel = channel
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._loops: dict[str, tuple[int, str]] = {}
+        self._table = Table()
+        self._started = False  # anything, since all was killed
+        self._spared: set[int] = set()
 
     def serve(self) -> None:
         self._channel.send({"hello": {"kernel": os.uname().release, "python": sys.version.split()[0]}})
@@ -203,15 +206,18 @@ class Agent:
         if not tree:
             started.send_signal(number)
             return 1
-        return _signal_tree(started.pid, number)
+        return self._table.signal_tree(started.pid, number)
 
     def kill_all(self, but: list[int]) -> int:
         """SIGKILL all of this machine's processes, also those that became daemons, except the trees of `but`."""
+        if not self._started and self._spared <= set(but):  # nothing but what was spared before, and is again
+            return 0
+        self._started, self._spared = False, set(but)
         spared = {1, os.getpid()}
         for number in but:
             if number in self._processes:
-                spared |= set(_descendants(self._processes[number].pid))
-        return _stop_and_signal(lambda: set(_everything()) - spared, signal.SIGKILL)
+                spared |= set(self._table.descendants(self._processes[number].pid))
+        return _stop_and_signal(lambda: set(self._table.everything()) - spared, signal.SIGKILL)
 
     def run(
         self,
@@ -232,7 +238,7 @@ class Agent:
                 out, err = started.communicate(stdin.encode("utf-8", "surrogateescape"), timeout=deadline_s)
                 status = started.returncode
             except subprocess.TimeoutExpired:
-                _signal_tree(started.pid, signal.SIGKILL)
+                self._table.signal_tree(started.pid, signal.SIGKILL)
                 out, err = _what_was_said(started)
                 status = None
             return {"status": status, "out": _text(out), "err": _text(err)}
@@ -250,6 +256,7 @@ class Agent:
         environment.update(env)
         pipe = subprocess.PIPE
         path = environment["PATH"]
+        self._started = True
         program = shutil.which(argv[0], path=path) or argv[0]
         return subprocess.Popen(
             [program, *argv[1:]], stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=environment,
@@ -399,32 +406,41 @@ def _forget_btrfs() -> None:
         fcntl.ioctl(control, BTRFS_IOC_FORGET_DEV, bytearray(4096))
 
 
-def _everything() -> dict[int, int]:
-    """The process ids of this machine with their parents', without zombies and the kernel's own."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+class Table:
+    """The machine's processes. Remembers which ids are the kernel's own: reading them all takes an emulator long."""
+
+    def __init__(self) -> None:
+        self._kernel: set[str] = set()
+
+    def everything(self) -> dict[int, int]:
+        """Process ids with their parents', without zombies and the kernel's own."""
+        found: dict[int, int] = {}
+        names = {name for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208  no objects for names only
+        self._kernel &= names
+        for name in names - self._kernel:
             with contextlib.suppress(OSError, IndexError):
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if fields[0] not in {"Z", "X"} and not int(fields[6]) & KERNEL_THREAD:
-                    found[int(entry.name)] = int(fields[1])
-    return found
+                fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[6]) & KERNEL_THREAD:
+                    self._kernel.add(name)
+                elif fields[0] not in {"Z", "X"}:
+                    found[int(name)] = int(fields[1])
+        return found
 
+    def descendants(self, root: int) -> list[int]:
+        """`root` and all that came of it."""
+        children: dict[int, list[int]] = {}
+        for pid, parent in self.everything().items():
+            children.setdefault(parent, []).append(pid)
+        found, todo = [], [root]
+        while todo:
+            pid = todo.pop()
+            found.append(pid)
+            todo.extend(children.get(pid, ()))
+        return found
 
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for pid, parent in _everything().items():
-        children.setdefault(parent, []).append(pid)
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo.extend(children.get(pid, ()))
-    return found
-
-
-def _signal_tree(root: int, number: int) -> int:
-    return _stop_and_signal(lambda: set(_descendants(root)), number)
+    def signal_tree(self, root: int, number: int) -> int:
+        """Stop a tree, list again, signal it; gives how many."""
+        return _stop_and_signal(lambda: set(self.descendants(root)), number)
 
 
 def _stop_and_signal(wanted: Callable[[], set[int]], number: int) -> int:
