@@ -6,8 +6,9 @@ file; error messages and command lines on their way to a terminal go through the
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -30,14 +31,29 @@ _BEARER = re.compile(
     r"(?P<name>\b(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+)[^\s'\",]+(?:,\s*\w+=[^\s'\",]+)*", re.IGNORECASE
 )
 _AWS_ID = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
-_SUSPECT = re.compile(r"://|auth|pass|pwd|secret|token|credential|signature|key|bearer|basic|AKIA|ASIA", re.IGNORECASE)
+_SUSPECT = (
+    "://",
+    "auth",
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "credential",
+    "signature",
+    "key",
+    "bearer",
+    "basic",
+    "akia",
+    "asia",
+)
+"""Where none of these is, in whatever case, no pattern matches. Plain words: many times faster than the patterns."""
 _OPTION = re.compile(rf"--?{_NAME}", re.IGNORECASE)
 _WHOLE_NAME = re.compile(_NAME, re.IGNORECASE)
 
 
 def redact(text: str) -> str:
     """``text`` without what looks like a secret; each is replaced by ``***``. Idempotent."""
-    if not _SUSPECT.search(text):
+    if not _suspect(text):
         return text
     text = _USERINFO.sub(rf"\g<scheme>{MASK}@", text)
     text = _BEARER.sub(rf"\g<name>{MASK}", text)
@@ -71,6 +87,24 @@ def redact_all(value: Any) -> Any:
     return value
 
 
+def as_json_lines(values: Iterable[Any]) -> str:
+    """Each value as one line of JSON after `redact_all`. NaN and infinities raise ValueError."""
+    return "".join(_line(value) for value in values)
+
+
+_WRITE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_PLAIN_NAMES = ('"key":', '"keys":')
+"""Names that are nobody's secret and in every event. A string that holds one has its quotes escaped: no match."""
+
+
+def _line(value: Any) -> str:
+    """Most lines hold nothing suspect: one look at the whole line saves a look at each of its names and strings."""
+    text = looked_at = _WRITE(value)
+    for name in _PLAIN_NAMES:
+        looked_at = looked_at.replace(name, "")
+    return (_WRITE(redact_all(value)) if _suspect(looked_at) else text) + "\n"
+
+
 def _member(name: str, member: Any, *, secret: bool) -> Any:
     if isinstance(member, str) and member and (_tells(name) or (secret and name == "value")):
         return MASK
@@ -78,4 +112,9 @@ def _member(name: str, member: Any, *, secret: bool) -> Any:
 
 
 def _tells(name: str) -> bool:
-    return _SUSPECT.search(name) is not None and _WHOLE_NAME.fullmatch(name) is not None
+    return _suspect(name) and _WHOLE_NAME.fullmatch(name) is not None
+
+
+def _suspect(text: str) -> bool:
+    folded = text.casefold()  # not lower(): patterns that ignore case take a long s for an s
+    return any(word in folded for word in _SUSPECT)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench.host import commit_facts, machine8, machine_facts, why_no_latency
-from durabench.redact import redact, redact_all, redact_argv
+from durabench.redact import as_json_lines, redact, redact_all, redact_argv
 from durabench.row import FLOOR, ROW, Row, checked
 
 if TYPE_CHECKING:
@@ -261,10 +261,7 @@ class Folder:
         A history without rows is of a trial that never ended, and is replaced when that is run again.
         """
         path = self._history_path(trial, attempt)
-        text = "".join(
-            json.dumps(redact_all(event), separators=(",", ":"), ensure_ascii=False) + "\n" for event in events
-        )
-        self._whole(path, gzip.compress(text.encode(), 6, mtime=0))
+        self._whole(path, gzip.compress(as_json_lines(events).encode(), 6, mtime=0))
         return path
 
     def recording_path(self, name: str) -> Path:
@@ -570,9 +567,7 @@ def _trial_of(row: Row | None) -> tuple[int, int] | None:
 
 
 def _lines(rows: Iterable[Row]) -> bytes:
-    return "".join(
-        json.dumps(redact_all(row), separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n" for row in rows
-    ).encode()
+    return as_json_lines(rows).encode()
 
 
 def _write(descriptor: int, content: bytes) -> None:
