@@ -379,14 +379,20 @@ class Campaign:
         rng = Random(f"{self.seed}/round/{number}")
         keys = sorted({(plan.metadata, plan.data) for plan in plans}, key=str)
         rng.shuffle(keys)
+        keys.sort(key=self._slow_to_come_up)
         fitted = True
         for at in range(0, len(keys), GROUP_TARGETS):
             group = keys[at : at + GROUP_TARGETS]
             members = [plan for plan in plans if (plan.metadata, plan.data) in group]
             self._floor("between")
-            fitted &= self._at_once([plan for plan in members if not _peaceful(plan)], rng)
-            fitted &= self._alone([plan for plan in members if _peaceful(plan)], rng)
+            at_once = [p for p in members if not _peaceful(p) and not self._slow_to_come_up((p.metadata, p.data))]
+            fitted &= self._at_once(at_once, rng)
+            fitted &= self._alone([plan for plan in members if plan not in at_once], rng)
         return fitted or self._left_s() > DEAR_S
+
+    def _slow_to_come_up(self, key: tuple[Target, Target]) -> bool:
+        """Whether coming up costs more than the trials: then all of a round's share one bring-up, last and alone."""
+        return max(self.prepared[target].seconds for target in key) > DEAR_S
 
     def _alone(self, plans: Sequence[TrialPlan], rng: Random) -> bool:
         """One after the other, nothing beside them: latency is taken here. Whether all fitted the budget."""

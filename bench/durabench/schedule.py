@@ -363,13 +363,16 @@ class Visit:
 
 
 def visits(some: Iterable[TrialPlan], rng: Random) -> list[Visit]:
-    """The trials grouped by what must be brought up, at most 20 to a directory, in a shuffled order."""
+    """The trials grouped by what must be brought up, at most 20 to a directory, in a shuffled order; those in which
+    nothing is killed come first, on a directory that nothing was killed on.
+    """
     grouped: dict[tuple[Target, Target], list[TrialPlan]] = {}
     for plan in some:
         grouped.setdefault((plan.metadata, plan.data), []).append(plan)
     found = []
     for members in grouped.values():
         rng.shuffle(members)
+        members.sort(key=lambda plan: faults.load(plan.fault).destroys is not Domain.NOTHING)
         found += [Visit(members[at : at + VISIT_TRIALS]) for at in range(0, len(members), VISIT_TRIALS)]
     rng.shuffle(found)
     return found

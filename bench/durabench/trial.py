@@ -38,6 +38,8 @@ READ_S = 120.0
 VICTIMS = range(2, 41)
 WINDOWS_SPANNED = 1.5
 SPIN_BELOW_S = 0.002
+VICTIM_S = 5.0
+"""Where puts are so slow that the victim is not reached by then, the put that begins next is struck instead."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class _Cycle:
     _latencies_ns: dict[str, list[int]] = field(default_factory=dict)
     _armed: dict[int, Event] = field(default_factory=dict)
     _puts_armed: int = 0
+    _strike_by: float = float("inf")
 
     def note(self, kind: str, **words: Any) -> None:
         """An event of the controller's own."""
@@ -271,7 +274,8 @@ class _Cycle:
                 self._armed[event["w"]] = event
                 if event["verb"] == "put" and event["w"] == 0:
                     self._puts_armed += 1
-                    if self._puts_armed == self.plan.victim:
+                    late = self._puts_armed >= VICTIMS.start and time.monotonic() > self._strike_by
+                    if self._puts_armed == self.plan.victim or late:
                         victim = event
             elif kind == "ok":
                 armed = self._armed.pop(event["w"])
@@ -300,6 +304,7 @@ class _Cycle:
 
     def _write_until_struck(self, writers: Sequence[Process], fault: faults.Fault) -> None:
         end = time.monotonic() + WRITE_S + self.plan.pace_s * self.plan.victim
+        self._strike_by = time.monotonic() + VICTIM_S + 2 * self.plan.pace_s * self.plan.victim
         armed = None
         while armed is None:
             for writer in _readable(writers, end, "the victim put was never reached"):
