@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 DEAR_S = 2.0
 """A setting over so many seconds a trial gets fewer of them."""
 GROUP_TARGETS = 5
+BRING_UPS = 2
+"""How often a visit is tried to be brought up before its targets are given up."""
 LEAVE_S = 10.0
 """How long an interrupted campaign waits for the trials in flight."""
 
@@ -111,7 +113,7 @@ def run_visit(
 
     ``tell`` gets each outcome as its trial ends, or the visit and why it could not come up.
     """
-    left = list(visit.plans)
+    left, failures = list(visit.plans), 0
     while left and not stop.is_set():
         machine = None
         try:
@@ -124,9 +126,11 @@ def run_visit(
                     break
             site.leave()
         except (HarnessError, OSError) as error:
-            if not stop.is_set():
+            failures += 1  # once may be bad luck, such as a port that somebody else took in the meantime
+            if failures == BRING_UPS and not stop.is_set():
                 tell((visit, str(error)))
-            return
+            if failures == BRING_UPS:
+                return
         finally:
             if machine is not None:
                 machine.close()

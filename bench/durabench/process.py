@@ -33,6 +33,8 @@ REAP_S = 10.0
 SERVER_USER = "nobody"
 """Exists everywhere and owns nothing; servers run as it where the caller is root."""
 LINE_BYTES = 1 << 16
+_ORPHANS_END = ("/bin/sh", "-c", '[ "$PPID" = "$1" ] || exit 1; shift; exec "$@"', "sh")
+"""Ends at once where the parent died before its child could ask to die with it; then come its pid and the program."""
 
 
 class HarnessError(RuntimeError):
@@ -192,7 +194,7 @@ def start(
     """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless
     ``piped``) go to ``log``.
     """
-    command = [*guard(as_server, [cwd, Path(argv[0])]), *argv]
+    command = [*guard(as_server, [cwd, Path(argv[0])]), *_ORPHANS_END, str(os.getpid()), *argv]
     with log.open("ab") as sink:
         popen = subprocess.Popen(
             command,
@@ -378,7 +380,14 @@ class Nursery:
         self._log = log
         self._lock = threading.Lock()
         self._control = ours
-        argv = [*guard(as_server=False, paths=()), sys.executable, "-m", "durabench.nursery"]
+        argv = [
+            *guard(as_server=False, paths=()),
+            *_ORPHANS_END,
+            str(os.getpid()),
+            sys.executable,
+            "-m",
+            "durabench.nursery",
+        ]
         with log.open("ab") as sink, theirs:
             self._popen = subprocess.Popen(
                 [*argv, str(theirs.fileno()), workload, *backends],

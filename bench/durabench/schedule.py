@@ -171,8 +171,8 @@ def _refuse_contradictions(asked: Asked) -> None:
         message = f"unknown lane {asked.lane!r}; {registry.nearest(asked.lane, LANES)}"
         raise UsageError(message)
     recorded = any(faults.load(name).needs_machine for name in asked.faults)
-    if not recorded and (asked.filesystem or asked.flush_delay_s):
-        message = "--filesystem and --flush-delay are of a machine that is reset: give --fault cut-power with them"
+    if not recorded and (asked.filesystem or asked.flush_delay_s or asked.settle_s):
+        message = "--filesystem, --flush-delay and --settle are of a machine that is reset: give --fault cut-power too"
         raise UsageError(message)
     if asked.trials is not None and asked.budget_s is not None:
         message = "--trials and --budget exclude each other: give one"

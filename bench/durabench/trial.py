@@ -121,6 +121,8 @@ class Site:
     machine: Machine
     services: dict[str, Service]
     """By namespace; one service under both names where metadata and data are kept in the same target."""
+    reader: Process | None = None
+    """The driver that has read so far: it never wrote, opens every store anew, and serves the next trial too."""
 
     @classmethod
     def set_up(cls, machine: Machine, targets: Mapping[str, Target]) -> Site:
@@ -312,8 +314,6 @@ class _Cycle:
                 if writer.ended or (self.events and self.events[-1]["e"] in ("info", "done")):
                     raise Died(writer.last_words("a writer ended before the strike"))
         self._wait_inside(armed)
-        if self.plan.settle_s:
-            time.sleep(self.plan.settle_s)
         self.note("strike", fault=fault.name)
         self.site.machine.strike(fault, self.plan.seed)
         self._hear_the_last(writers)
@@ -364,7 +364,7 @@ class _Cycle:
             "keys": {name: sorted(some) for name, some in keys.items()},
         }
         order["sizes"] = fault.destroys is Domain.NOTHING
-        reader = self._driver()
+        reader = self._reader()
         reader.send(order)
         end = time.monotonic() + READY_S + READ_S
         answer: Event | None = None
@@ -380,8 +380,18 @@ class _Cycle:
             dead = self.site.machine.dead_daemon()
             self.note("down", why=answer["why"] + (f"; {dead}" if dead else ""))
             return
+        self._drivers.remove(reader)
+        self.site.reader = reader
         self.sizes = answer.get("sizes", {})
         self._compare_identities(fault, answer["identity"])
+
+    def _reader(self) -> Process:
+        """The site's reader, or a new driver. One that did not read to the end is ended with this trial."""
+        reader, self.site.reader = self.site.reader, None
+        if reader is None:
+            return self._driver()
+        self._drivers.append(reader)
+        return reader
 
     def _hear_reader(self, reader: Process, end: float) -> list[Event]:
         if time.monotonic() > end:
