@@ -7,12 +7,14 @@ say what the vendor's documentation allows a setting to lose, per domain that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
-from random import Random
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from random import Random
 
 KEY_MAX_BYTES = 200
 """Longest key, in bytes of UTF-8."""
@@ -54,7 +56,9 @@ class Promise:
 
     @property
     def tier(self) -> str:
-        """T3 nothing lost from client to drive, T2 all bounded (with its seconds), T1 nothing lost when processes die, else T0."""
+        """T3 nothing lost from client to drive, T2 all bounded (with its seconds), T1 nothing lost when processes die,
+        else T0.
+        """
         losses = [self.may_lose_s.get(domain) for domain in RATED_DOMAINS]
         bounded = [seconds for seconds in losses if seconds is not None]
         if len(bounded) == len(RATED_DOMAINS):
@@ -108,11 +112,11 @@ class Command:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class NotReady(Exception):  # noqa: N818 - a state, not an error
+class NotReady(Exception):
     """The backend cannot be opened yet; ask again until a deadline of your own."""
 
 
-class Refused(Exception):  # noqa: N818 - the word of the design
+class Refused(Exception):
     """The operation certainly did not happen (recorded as *fail*). Any other exception leaves it in doubt (*info*)."""
 
 
@@ -204,7 +208,9 @@ class Workload(Protocol):
         """The endless, seeded sequence of operations."""
 
     def step(self, store: Store, op: Op, value: bytes) -> None:
-        """Carry out one operation; ``value`` is the payload of a put, made before the clock starts. Returning acknowledges it."""
+        """Carry out one operation; ``value`` is the payload of a put, made before the clock starts. Returning
+        acknowledges it.
+        """
 
 
 @runtime_checkable
@@ -213,7 +219,8 @@ class Backend(Protocol):
 
     Four class attributes may be left out: ``imports``, the modules of its client library, which the harness imports
     before it forks a driver; ``mock``, True for what has no disk and is therefore not rated beyond the client;
-    ``heavy``, True for a server that an emulated machine is too slow for; and ``url_form``, the URL of a person's client
+    ``heavy``, True for a server that an emulated machine is too slow for; and ``url_form``, the URL of a person's
+    client
     with ``{server}`` for host and port.
     """
 
@@ -231,7 +238,9 @@ class Backend(Protocol):
         """Set-up, daemons and configuration, in that order; empty for an embedded store."""
 
     def create(self) -> None:
-        """Once per fresh root, when it answers: schema, buckets. A second call is an error; NotReady while it comes up."""
+        """Once per fresh root, when it answers: schema, buckets. A second call is an error; NotReady while it comes
+        up.
+        """
 
     def open(self, namespace: str) -> Store:
         """Connect to a namespace, making it if need be. NotReady while the backend comes up."""
@@ -254,7 +263,9 @@ class Backend(Protocol):
 
 
 def check_key(key: str) -> None:
-    """ValueError unless ``key`` is 1–200 bytes of UTF-8 without NUL. Every adapter calls it before it touches anything."""
+    """ValueError unless ``key`` is 1–200 bytes of UTF-8 without NUL. Every adapter calls it before it touches
+    anything.
+    """
     try:
         length = len(key.encode())
     except UnicodeEncodeError:
