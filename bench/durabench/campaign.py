@@ -154,17 +154,18 @@ def run_recording(
         tell(outcome)
 
     try:
-        if faults.load(plans[0].fault).late_flushes:
-            for plan in plans:
-                tell(recorded.kill_on_slow_drive(plan, laboratory))
-            return
-        made = recorded.record(plans[0], laboratory)
-        try:
-            recorded.run_states(made, plans, laboratory, hear, stop.is_set)
-            if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
-                recorded.keep(made, keep_at)
-        finally:
-            made.close()
+        with laboratory.alone(plans[0].targets):
+            if faults.load(plans[0].fault).late_flushes:
+                for plan in plans:
+                    tell(recorded.kill_on_slow_drive(plan, laboratory))
+                return
+            made = recorded.record(plans[0], laboratory)
+            try:
+                recorded.run_states(made, plans, laboratory, hear, stop.is_set)
+                if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
+                    recorded.keep(made, keep_at)
+            finally:
+                made.close()
     except (HarnessError, NoMachine, OSError) as error:
         if not stop.is_set():
             tell((schedule.Visit(plans), str(error)))

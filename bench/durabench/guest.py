@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from durabench.process import HarnessError
 from durabench.trial import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from durabench.ground import Ground
     from durabench.service import Target
@@ -87,6 +88,15 @@ def why_not_heavy(lane: str, filesystem: str) -> str | None:
     return vm.LoopDisk.lack()
 
 
+@dataclass(frozen=True)
+class Base:
+    """A disk before the first put: its image, the folder of each namespace's store on it, and the ports of its set-up."""
+
+    image: Path
+    folders: Mapping[str, str]
+    ports: Mapping[str, int]
+
+
 @dataclass
 class Laboratory:
     """Templates, base images and lanes of a campaign; made once, closed with it."""
@@ -95,7 +105,8 @@ class Laboratory:
     say: Callable[[str], None]
     folder: vm.RunFolder = field(init=False)
     _templates: dict[tuple[str, int], vm.Template] = field(default_factory=dict)
-    _bases: dict[tuple[Any, ...], tuple[Path, dict[str, str]]] = field(default_factory=dict)
+    _bases: dict[tuple[Any, ...], Base] = field(default_factory=dict)
+    _alone: dict[tuple[Target, ...], threading.Lock] = field(default_factory=dict)
     _lanes: dict[tuple[Any, ...], Lane] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,22 +152,22 @@ class Laboratory:
         filesystem, unit_bytes = parse_filesystem(text)
         return self._templates[filesystem.name, unit_bytes]
 
-    def base(self, targets: Mapping[str, Target], text: str | None, workload: str) -> tuple[Path, dict[str, str]]:
+    def base(self, targets: Mapping[str, Target], text: str | None, workload: str) -> Base:
         """The disk as it is before the first put: every target set up, made ready and stopped in order on this host.
 
-        Made once per pair of targets and file system. With it, per namespace, the folder of its store on that disk.
+        Made once per pair of targets and file system.
         """
         filesystem, unit_bytes = parse_filesystem(text)
         key = (*targets.values(), filesystem.name, unit_bytes)
         with self._lock:
             if key not in self._bases:
                 image = self.folder.path / f"base-{len(self._bases)}.img"
-                self._bases[key] = image, self._make_base(targets, filesystem, unit_bytes, workload, image)
+                self._bases[key] = self._make_base(targets, filesystem, unit_bytes, workload, image)
             return self._bases[key]
 
     def _make_base(
         self, targets: Mapping[str, Target], filesystem: vm.Filesystem, unit_bytes: int, workload: str, image: Path
-    ) -> dict[str, str]:
+    ) -> Base:
         machine = self.ground.machine(list(targets.values()), workload)
         try:
             site = Site.set_up(machine, targets)
@@ -172,7 +183,19 @@ class Laboratory:
             raise HarnessError(str(error)) from error
         finally:
             machine.close()
-        return {namespace: service.root.name for namespace, service in site.services.items()}
+        folders = {namespace: service.root.name for namespace, service in site.services.items()}
+        return Base(image, folders, machine.ports_drawn)
+
+    @contextmanager
+    def alone(self, targets: Mapping[str, Target]) -> Iterator[None]:
+        """Where a heavy server runs on this host with the ports of its set-up: one machine with them at a time."""
+        if not is_heavy(targets.values()):
+            yield
+            return
+        with self._lock:
+            lock = self._alone.setdefault(tuple(targets.values()), threading.Lock())
+        with lock:
+            yield
 
     def lane(self, name: str, text: str | None) -> Lane:
         """This thread's own lane of that name."""
@@ -205,16 +228,17 @@ class Placed:
     name: str
     root: Path = field(init=False)
     daemons: list[GuestProcess] = field(default_factory=list)
-    _ports: dict[str, int] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    """Those it begins with: of the set-up, where they are written on the disk."""
 
     def __post_init__(self) -> None:
         self.root = Path(self.place.root)
 
     def port(self, name: str) -> int:
         """A free port of this host, which is free in a guest too; the same for the same name."""
-        if name not in self._ports:
-            self._ports[name] = self.ground.ports.draw()
-        return self._ports[name]
+        if name not in self.ports:
+            self.ports[name] = self.ground.ports.draw()
+        return self.ports[name]
 
     def address(self, port: int) -> tuple[str, int]:
         """Where this host reaches it."""

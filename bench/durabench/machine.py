@@ -164,6 +164,11 @@ class Here:
             self._ports[name] = self.ports.draw()
         return self._ports[name]
 
+    @property
+    def ports_drawn(self) -> dict[str, int]:
+        """Every port that was asked for, by name."""
+        return dict(self._ports)
+
     def address(self, port: int) -> tuple[str, int]:
         """Loopback."""
         return "127.0.0.1", port

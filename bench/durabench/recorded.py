@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import durabench_vm as vm
 from durabench import fault as faults
-from durabench.guest import DRIVER, SERVER_USER, Laboratory, Placed, driver_env, parse_filesystem, root_spec
+from durabench.guest import (
+    DRIVER,
+    SERVER_USER,
+    Base,
+    Laboratory,
+    Placed,
+    driver_env,
+    is_heavy,
+    parse_filesystem,
+    root_spec,
+)
 from durabench.process import Died, HarnessError, Hung
 from durabench.service import ANSWER_S, Service, Target
 from durabench.trial import SETTLE_AFTER_STRIKE_S, Outcome, TrialPlan
@@ -48,8 +58,7 @@ class Recorded:
 
     name: str
     recording: vm.Recording
-    base: Path
-    folders: Mapping[str, str]
+    base: Base
     events: Sequence[Event]
     facts: Mapping[str, object]
     filesystem: vm.Filesystem
@@ -122,10 +131,10 @@ class _Writing:
 def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     """Kill the server on a disk that answers flushes late, start it again on the same machine, and read. One trial."""
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
-    base, folders = laboratory.base(plan.targets, plan.filesystem, plan.workload)
+    base = laboratory.base(plan.targets, plan.filesystem, plan.workload)
     stem = laboratory.folder.path / f"slow-{plan.recording}"
     image, log = stem.with_suffix(".img"), stem.with_suffix(".log")
-    vm.copy_sparse(base, image)
+    vm.copy_sparse(base.image, image)
     disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
     began, writing = time.monotonic(), _Writing(disk)
     events: list[Event] = [
@@ -134,8 +143,8 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     try:
         with laboratory.machine(plan, disk) as machine:
             machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
-            placed = Placed(machine, laboratory.ground, plan.lane)
-            _write(plan, placed, folders, writing, victim=plan.victim)
+            placed = _placed(machine, plan, base, laboratory)
+            _write(plan, placed, base.folders, writing, victim=plan.victim)
             strike = {"e": "strike", "t": time.monotonic_ns(), "fault": plan.fault}
             for daemon in placed.daemons:
                 daemon.kill(tree=True)
@@ -145,7 +154,7 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
             events += [*writing.events, strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]
             placed.daemons.clear()
             began_ns = time.monotonic_ns()
-            answer = _serve(placed, plan, folders, laboratory, _keys(events))
+            answer = _serve(placed, plan, base.folders, laboratory, _keys(events))
             events += _as_read(_at(answer), writing.identities(), began_ns, time.monotonic_ns())
     except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
         raise HarnessError(" ".join(str(error).split())[-600:]) from error
@@ -169,17 +178,17 @@ def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
     HarnessError.
     """
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
-    base, folders = laboratory.base(plan.targets, plan.filesystem, plan.workload)
+    base = laboratory.base(plan.targets, plan.filesystem, plan.workload)
     stem = laboratory.folder.path / f"recording-{plan.recording}-{plan.trial}"
     image, log = stem.with_suffix(".img"), stem.with_suffix(".log")
-    vm.copy_sparse(base, image)
+    vm.copy_sparse(base.image, image)
     disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
     writing = _Writing(disk)
     try:
         with laboratory.machine(plan, disk) as machine:
             machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
             facts = machine.facts()
-            _write(plan, Placed(machine, laboratory.ground, "guest"), folders, writing)
+            _write(plan, _placed(machine, plan, base, laboratory), base.folders, writing)
             if plan.settle_s:
                 time.sleep(plan.settle_s)
             machine.cut()
@@ -188,9 +197,13 @@ def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
     finally:
         disk.close()
         image.unlink(missing_ok=True)
-    return Recorded(
-        str(plan.recording), vm.Recording.load(log), base, folders, writing.events, facts, filesystem, unit_bytes
-    )
+    return Recorded(str(plan.recording), vm.Recording.load(log), base, writing.events, facts, filesystem, unit_bytes)
+
+
+def _placed(place: vm.Place, plan: TrialPlan, base: Base, laboratory: Laboratory) -> Placed:
+    """A machine on a place; a heavy server keeps the ports of its set-up, which it may have written on its disk."""
+    ports = dict(base.ports) if is_heavy(plan.targets.values()) else {}
+    return Placed(place, laboratory.ground, plan.lane, ports=ports)
 
 
 def _adopts() -> bool:
@@ -333,7 +346,7 @@ def run_states(
     by_position = {id(state): plan for plan, state in chosen}
     stem = laboratory.folder.path / f"crash-{plans[0].recording}-{plans[0].trial}"
     image = stem.with_suffix(".img")
-    with vm.CrashBuilder(recorded.base, recorded.recording, stem.with_suffix(".durable")) as builder:
+    with vm.CrashBuilder(recorded.base.image, recorded.recording, stem.with_suffix(".durable")) as builder:
         try:
             for plan, state in chosen:
                 if stop():
@@ -356,7 +369,14 @@ def _look(
     began: float,
 ) -> Outcome:
     events: list[Event] = [
-        {"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}
+        {
+            "e": "trial",
+            "t": 0,
+            "seed": plan.payload_seed,
+            "trial": plan.trial,
+            "attempt": plan.attempt,
+            "ports": dict(recorded.base.ports),
+        }
     ]
     events += written_before(recorded, state.position)
     at_ns = strike_ns(recorded, state.position)
@@ -426,7 +446,9 @@ def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int, now_
 def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:
     """How an image is read: by one lasting process where stores are embedded, else by servers started on it."""
     machine = _Elsewhere()
-    services = {name: Service(machine, target, Path(recorded.folders[name])) for name, target in plan.targets.items()}  # type: ignore[arg-type]
+    services = {
+        name: Service(machine, target, Path(recorded.base.folders[name])) for name, target in plan.targets.items()
+    }  # type: ignore[arg-type]
     request = {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
     if all(service.embedded for service in services.values()):
         spec = root_spec(list(plan.targets.values()))
@@ -435,7 +457,7 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
         )
 
     def serve(place: vm.Place) -> list[Event]:
-        return _serve(Placed(place, laboratory.ground, plan.lane), plan, recorded.folders, laboratory, keys)
+        return _serve(_placed(place, plan, recorded.base, laboratory), plan, recorded.base.folders, laboratory, keys)
 
     return serve
 
@@ -492,15 +514,17 @@ def again(
     ``path`` is the kept recording, ``events`` the trial's stored history, ``state`` and ``position`` its row's.
     """
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
-    base = laboratory.folder.path / "base-again.img"
+    image = laboratory.folder.path / "base-again.img"
     recording = vm.Recording.load(path)
-    recording.write_base(base)
+    recording.write_base(image)
     names = {namespace: f"store-{namespace}" for namespace in plan.targets}
     if plan.metadata == plan.data:
         names = dict.fromkeys(names, f"store-{METADATA}")
-    made = Recorded(str(plan.recording), recording, base, names, events, {}, filesystem, unit_bytes)
+    ports = next((event["ports"] for event in events if "ports" in event), {})
+    base = Base(image, names, ports)
+    made = Recorded(str(plan.recording), recording, base, events, {}, filesystem, unit_bytes)
     image = laboratory.folder.path / "crash-again.img"
-    with vm.CrashBuilder(base, recording, image.with_suffix(".durable")) as builder:
+    with vm.CrashBuilder(base.image, recording, image.with_suffix(".durable")) as builder:
         chosen = _state(state, position)
         builder.build(chosen, image)
         return _look(
@@ -517,7 +541,7 @@ def _state(words: str, position: int) -> vm.CrashState:
 
 def keep(recorded: Recorded, path: Path) -> str | None:
     """Store a recording with the disk it began from, compressed; why not where it is too large."""
-    recorded.recording.save(path, base=recorded.base)
+    recorded.recording.save(path, base=recorded.base.image)
     size = path.stat().st_size
     if size > RECORDING_MAX_BYTES:
         path.unlink()
