@@ -90,7 +90,7 @@ def why_not_heavy(lane: str, filesystem: str) -> str | None:
 
 @dataclass(frozen=True)
 class Base:
-    """A disk before the first put: its image, the folder of each namespace's store on it, and the ports of its set-up."""
+    """A disk before the first put: its image, the folder of each namespace's store on it, the ports of its set-up."""
 
     image: Path
     folders: Mapping[str, str]

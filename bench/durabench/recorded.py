@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import durabench_vm as vm
 from durabench import fault as faults
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from durabench.history import Event
+    from durabench.machine import Machine
     from durabench.process import Process
 
 WRITE_S = 180.0
@@ -445,10 +446,10 @@ def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int, now_
 
 def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:
     """How an image is read: by one lasting process where stores are embedded, else by servers started on it."""
-    machine = _Elsewhere()
+    machine = cast("Machine", _Elsewhere())
     services = {
         name: Service(machine, target, Path(recorded.base.folders[name])) for name, target in plan.targets.items()
-    }  # type: ignore[arg-type]
+    }
     request = {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
     if all(service.embedded for service in services.values()):
         spec = root_spec(list(plan.targets.values()))
@@ -520,7 +521,7 @@ def again(
     names = {namespace: f"store-{namespace}" for namespace in plan.targets}
     if plan.metadata == plan.data:
         names = dict.fromkeys(names, f"store-{METADATA}")
-    ports = next((event["ports"] for event in events if "ports" in event), {})
+    ports: dict[str, int] = next((event["ports"] for event in events if "ports" in event), {})
     base = Base(image, names, ports)
     made = Recorded(str(plan.recording), recording, base, events, {}, filesystem, unit_bytes)
     image = laboratory.folder.path / "crash-again.img"

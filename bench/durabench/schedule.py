@@ -31,6 +31,7 @@ VISIT_TRIALS = 20
 ROUNDS_MAX = 368
 RECORDINGS_MAX = 12
 """Most recordings of a cell that a budget is planned for."""
+TOO_SLOW = "too heavy for a disk that answers flushes late: it does not come up within a minute"
 LATE_FLUSH_S = 4.0
 SLOW_TRIALS = 2
 """Kills under late flushes in a round: each is a run of its own, of several seconds."""
@@ -161,7 +162,9 @@ def _recorded_cell(
     cell = _with_why(Cell(*pair, fault.name, lane=lane, filesystem=filesystem, by_name=by_name), fault)
     if cell.verdict is not None:
         return cell
-    why = lack or (guest.why_not_heavy(lane, filesystem) if guest.is_heavy(cell.targets) else None)
+    why = lack
+    if not why and guest.is_heavy(cell.targets):
+        why = TOO_SLOW if fault.late_flushes else guest.why_not_heavy(lane, filesystem)
     return not_run(cell, why) if why else cell
 
 
