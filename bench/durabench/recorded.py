@@ -285,8 +285,25 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
             if destroys is Domain.MACHINE
             else (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET, vm.Mode.TORN),
         )
-        found += zip(members, drawn, strict=True)
+        found += zip(members, _exhausted(recording, drawn), strict=True)
     return sorted(found, key=lambda pair: pair[1].position)
+
+
+def _exhausted(recording: vm.Recording, drawn: Sequence[vm.CrashState]) -> list[vm.CrashState]:
+    """The drawn states; where few writes are unflushed at a position, those there take every subset in turn.
+
+    Torn states stay as drawn, and so do those of a reset, which keeps everything.
+    """
+    found: list[vm.CrashState] = []
+    taken: dict[int, int] = {}
+    for state in drawn:
+        every = None
+        if state.mode in (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET):
+            every = vm.enumerate_states(recording, state.position, unit_bytes=state.unit_bytes, lie_from=state.lie_from)
+        number = taken.get(state.position, 0)
+        taken[state.position] = number + 1
+        found.append(every[number % len(every)] if every else state)
+    return found
 
 
 def _first(recorded: Recorded, window_s: float) -> int:
