@@ -202,6 +202,8 @@ class Campaign:
     _seconds: dict[tuple[Target, Target], list[float]] = field(default_factory=dict)
     _counts: dict[tuple[Target, Target, str], int] = field(default_factory=dict)
     _futures: list[Future[None]] = field(default_factory=list)
+    _failures: dict[tuple[Target, Target], int] = field(default_factory=dict)
+    _whys: dict[tuple[Target, Target], str] = field(default_factory=dict)
     _recordings_s: list[float] = field(default_factory=list)
     _done: int = 0
     _broken: int = 0
@@ -247,7 +249,7 @@ class Campaign:
         try:
             laboratory = Laboratory(self.ground, self.say)
         except NoMachine as error:
-            self._no_machine(grouped, str(error))
+            self._no_machine(str(error))
             return
         try:
             targets = {target for plans in grouped for target in plans[0].targets.values()}
@@ -258,15 +260,14 @@ class Campaign:
                 if control:
                     self._doubt_if_controls_failed()
         except NoMachine as error:
-            self._no_machine(grouped, str(error))
+            self._no_machine(str(error))
         finally:
             self._await_quietly()
             laboratory.close()
 
-    def _no_machine(self, grouped: Sequence[Sequence[TrialPlan]], why: str) -> None:
+    def _no_machine(self, why: str) -> None:
         self.say(f"no machine to reset: {why}")
         self.no_machine = why
-        del grouped
 
     def _record_all(self, grouped: Sequence[Sequence[TrialPlan]], laboratory: Laboratory) -> None:
         waiting: list[Future[None]] = []
@@ -371,7 +372,7 @@ class Campaign:
         ]
         if self.no_machine:
             missing = [plan for plan in missing if plan.recording is None]
-        whys = [self.troubles.get((plan.metadata, plan.data), "stopped") for plan in missing]
+        whys = [self._whys.get((plan.metadata, plan.data), "stopped") for plan in missing]
         pairs = zip(missing, whys, strict=True)
         return failed + [f"{plan.control} ({plan.metadata.label}: did not run: {why})" for plan, why in pairs]
 
@@ -441,11 +442,17 @@ class Campaign:
                 if isinstance(mail, Outcome):
                     self._record(mail)
                 else:
-                    visit, why = mail
-                    self.troubles[visit.key] = why
-                    self.say(f"{visit.key[0].label}: {why}")
+                    self._give_up(*mail)
         except queue.Empty:
             return
+
+    def _give_up(self, visit: Visit, why: str) -> None:
+        """A visit that could not come up, twice; or a recording that failed, the second of its pair."""
+        self.say(f"{visit.key[0].label}: {why}")
+        self._failures[visit.key] = self._failures.get(visit.key, 0) + 1
+        self._whys[visit.key] = why
+        if visit.plans[0].recording is None or self._failures[visit.key] >= BRING_UPS:
+            self.troubles[visit.key] = why
 
     def _record(self, outcome: Outcome) -> None:
         """Write a trial down: its history, its latencies, its rows."""
@@ -502,7 +509,7 @@ class Campaign:
         for cell in self.cells:
             if cell.verdict is None and not self._counts.get((*cell.targets, cell.fault)):
                 recorded_fault = faults.load(cell.fault).needs_machine
-                why = (self.no_machine if recorded_fault else None) or self.troubles.get(cell.targets, "budget")
+                why = (self.no_machine if recorded_fault else None) or self._whys.get(cell.targets, "budget")
                 found.append(schedule.not_run(cell, why))
         return found
 
