@@ -291,6 +291,8 @@ def _build(options: Mapping[str, Any]) -> Connection:
         "socket_timeout": OPERATION_TIMEOUT_S,
         "decode_responses": False,
         "health_check_interval": 0,
+        # To tell the server this library's version, its metadata is parsed at each connection: ten puts' time.
+        **({"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}),
     }
     options = {**options, **fixed}
     make: Callable[..., Connection] = options.pop("connection_class", redis.Connection)
