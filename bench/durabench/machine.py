@@ -176,11 +176,13 @@ class Here:
     def send(self, root: Path, files: Mapping[str, bytes]) -> None:
         """Write files under ``root``, as the user that servers run as."""
         root.mkdir(parents=True, exist_ok=True)
+        sent = {root}  # the rest is the server's own already, and may be a thousand files
         for name, content in files.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        process.hand_over(root)
+            sent |= {path, *(folder for folder in path.parents if folder.is_relative_to(root))}
+        process.hand_over(sent)
 
     def start(self, command: Command, root: Path) -> Process:
         """Start a driver or a daemon in ``root``."""

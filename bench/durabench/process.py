@@ -272,15 +272,13 @@ def _reachable(path: Path) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in (*path.absolute().parents, *path.resolve().parents))
 
 
-def hand_over(root: Path) -> None:
-    """Give a directory and what is in it to the user that servers run as, where the caller is root."""
+def hand_over(paths: Iterable[Path]) -> None:
+    """Give files and folders to the user that servers run as, where the caller is root."""
     if os.geteuid() != 0:
         return
     user = pwd.getpwnam(SERVER_USER)
-    for folder, _, names in os.walk(root):
-        os.chown(folder, user.pw_uid, user.pw_gid)
-        for name in names:
-            os.chown(Path(folder) / name, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    for path in paths:
+        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
 
 
 def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Sequence[Process] = ()) -> int:
