@@ -95,12 +95,14 @@ def _until_ready(attempt: Callable[[], T], deadline_s: float) -> T:
     """Repeat ``attempt`` while the backend is not ready; NotReady after ``deadline_s``."""
     end = time.monotonic() + deadline_s
     while True:
+        began = time.monotonic()
         try:
             return attempt()
         except NotReady:
             if time.monotonic() > end:
                 raise
-            time.sleep(RETRY_S)
+            # Asking costs the server a process too: never more than half of the time that it needs to come up.
+            time.sleep(max(RETRY_S, time.monotonic() - began))
 
 
 def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
@@ -117,6 +119,12 @@ def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
     return backends, stores
 
 
+def _identities(backends: Mapping[str, Backend]) -> dict[str, str]:
+    """Who answers, by namespace; each backend is asked once."""
+    asked = {id(backend): backend.identity() for backend in {id(one): one for one in backends.values()}.values()}
+    return {namespace: asked[id(backend)] for namespace, backend in backends.items()}
+
+
 def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     """Step through the workload's plan until killed, or until so many puts were acknowledged or seconds have passed;
     then close in order.
@@ -125,7 +133,7 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     puts, write_s = order["limit"] or float("inf"), order["limit_s"] or float("inf")
     backends, stores = _stores(order)
     work = workload.load(order["workload"])(writer, order["writers"])
-    tell({"e": "ready", "w": writer, "identity": {name: backend.identity() for name, backend in backends.items()}})
+    tell({"e": "ready", "w": writer, "identity": _identities(backends)})
     acknowledged = 0
     began = time.monotonic()
     for index, op in enumerate(work.plan(Random(f"{seed}/{writer}"))):
@@ -177,7 +185,7 @@ def read(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> Order:
         for key in sorted({*listed, *order["keys"].get(namespace, ())}):
             tell({"e": "reading", "ns": namespace, "key": key, **_read_key(store, seed, namespace, key)})
     sizes = {namespace: store.size_bytes() for namespace, store in stores.items()} if order["sizes"] else {}
-    identity = {namespace: backend.identity() for namespace, backend in backends.items()}
+    identity = _identities(backends)
     for store in stores.values():
         store.close()
     return {"identity": identity, "sizes": sizes}

@@ -148,11 +148,12 @@ class Site:
             service.leave()
 
     def order(self, plan: TrialPlan) -> dict[str, Any]:
-        """How a driver finds both namespaces of a trial."""
+        """How a driver finds the namespaces of a trial: both, or only the one that its workload puts to."""
         return {
             "targets": {
                 name: service.order(service.namespace(f"t{plan.trial}a{plan.attempt}{name[0]}"))
                 for name, service in self.services.items()
+                if name == METADATA or plan.workload not in workload.METADATA_ONLY
             },
             "seed": plan.seed,
             "deadline_s": READY_S,
@@ -403,11 +404,12 @@ class _Cycle:
 
     def _compare_identities(self, fault: faults.Fault, after: Mapping[str, str]) -> None:
         """A stale server must not vouch for a restarted one, nor a restarted one for one that was to live on."""
-        for name, service in self.site.services.items():
+        for name, instance in after.items():
+            service = self.site.services[name]
             restarted = service.embedded or fault.destroys is not Domain.CLIENT
             if service.target.url:
                 continue
-            if restarted == (after[name] == self._identities.get(name)):
+            if restarted == (instance == self._identities.get(name)):
                 why = "is still the one from before the strike" if restarted else "was restarted by something else"
                 self.note("doubt", why=f"{service.target.label}: the instance that answers {why}")
 
