@@ -303,7 +303,7 @@ def test_servers_run_without_privileges_and_without_the_callers_secrets(tmp_path
         assert found["groups"] == []
         assert int(found["capabilities"], 16) & ~DAC_READ_SEARCH == 0, "at most what a private folder needs"
     assert "do-not-tell" not in json.dumps(found["env"])
-    assert set(found["env"]) <= {"PATH", "LANG", "HOME", "TMPDIR", "ITS_OWN", "LC_CTYPE"}
+    assert set(found["env"]) <= {"PATH", "LANG", "HOME", "TMPDIR", "PWD", "ITS_OWN", "LC_CTYPE"}
     assert found["env"]["ITS_OWN"] == "1"
 
 
