@@ -181,6 +181,7 @@ class Campaign:
     ground: Ground
     cells: list[Cell]
     plans: list[TrialPlan]
+    workload: str
     prepared: Mapping[Target, Prepared]
     facts: Mapping[str, Any]
     seed: int

@@ -163,6 +163,8 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
             tell({"e": "info", "w": writer, "i": index, "why": _why(error)})
             return
         tell({"e": "ok", "w": writer, "i": index, "latency_ns": time.perf_counter_ns() - start_ns})
+        if order.get("lockstep"):
+            _wait_for_a_line()
         acknowledged += op.verb == "put"
         # Out of time only once a commit is done: a slow put of data would leave the metadata without any.
         if acknowledged >= puts or (op.namespace == METADATA and time.monotonic() - began >= write_s):
@@ -173,6 +175,12 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     for store in stores.values():
         store.close()
     tell({"e": "closed", "w": writer})
+
+
+def _wait_for_a_line() -> None:
+    """Until the controller holds the acknowledgement: else the next put's flush could hide that this one had none."""
+    while os.read(0, 1) not in (b"\n", b""):
+        pass
 
 
 def read(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> Order:

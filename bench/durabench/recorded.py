@@ -78,6 +78,7 @@ class _Writing:
     disk: vm.PowerDisk
     events: list[Event] = field(default_factory=list)
     news: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    writers: list[vm.GuestProcess] = field(default_factory=list)
 
     def hear(self, line: str) -> None:
         """Called in the thread that reads the guest's lines, at the moment each arrives."""
@@ -102,6 +103,8 @@ class _Writing:
             begun += event["e"] == "armed" and event["verb"] == "put" and event["w"] == 0
             if begun == victim:
                 return
+            if event["e"] == "ok":
+                self.writers[event["w"]].write_line("")
             if event["e"] == "held":
                 held.add(event["w"])
             elif event["e"] in ("failed", "info", "done"):
@@ -247,7 +250,15 @@ def _write(
             "pace_s": plan.pace_s,
         }
         limit = None if victim else puts
-        order = {**_order(plan, services, UP_S), **words, "limit": limit, "limit_s": None, "hold": True}
+        order = {
+            **_order(plan, services, UP_S),
+            **words,
+            "limit": limit,
+            "limit_s": None,
+            "hold": True,
+            "lockstep": True,
+        }
+        writing.writers.append(writer)
         writer.write_line(json.dumps(order))
     try:
         writing.wait(plan, puts, victim)

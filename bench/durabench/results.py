@@ -194,7 +194,7 @@ class Folder:
         begun = cls.open(path)
         folder = cls(path, _locked(path, patience_s))
         try:
-            _refuse_finished(begun)
+            refuse_finished(begun)
             _compare(path, begun.run, json.loads(json.dumps(redact_all(dict(run)))))
             _cut_torn(begun)
         except BaseException:
@@ -432,7 +432,7 @@ def _locked(path: Path, patience_s: float) -> int:
             return descriptor
 
 
-def _refuse_finished(folder: Folder) -> None:
+def refuse_finished(folder: Folder) -> None:
     if folder.finished:
         message = f"{folder.path} is complete (it has done.json) and never changes again; start a new run"
         raise Finished(message)

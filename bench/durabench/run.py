@@ -92,6 +92,8 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
     asked = options.asked
     cells = schedule.cells(asked, chosen)
     plans = schedule.plans(cells, asked, chosen)
+    workload = asked.workload or chosen.workload
+    _refuse_taken(options.out)
     place = options.directory or (options.out.parent if options.out else LOCAL)
     ground = _ground(place, options)
     # One pool for everything: what a thread has started dies when that thread ends.
@@ -100,9 +102,9 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
         facts = results.machine_facts(ground.scratch)
         host = facts["id"]
         say(f"seed {asked.seed}; disk under test: {facts['filesystem']} on {facts['device']['name']} at {place}")
-        prepared = _prepare_all(cells, plans, ground, asked.workload or chosen.workload, executor, say)
+        prepared = _prepare_all(cells, plans, ground, workload, executor, say)
         cells = [_not_up(cell, prepared) for cell in cells]
-        document = _run_json(options, asked, plans, cells, prepared, facts)
+        document = _run_json(options, asked, plans, cells, prepared, facts, workload)
         folder = _folder(options, document, host)
         say(f"results go to {folder.path}")
         if not asked.budget_s and chosen.budget_s is None:
@@ -116,6 +118,7 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
             ground,
             cells,
             _runnable(plans, cells),
+            workload,
             prepared,
             facts,
             asked.seed,
@@ -154,9 +157,18 @@ def _power_budget_s(asked: Asked, chosen: profile.Profile) -> float | None:
     return chosen.power.budget_s * (asked.budget_s / chosen.budget_s if asked.budget_s and chosen.budget_s else 1)
 
 
+def _refuse_taken(out: Path | None) -> None:
+    """Said before anything is brought up; `results.Folder.create_at` asks again, under its lock."""
+    if out is not None and out.is_dir() and any(out.iterdir()):
+        message = f"{out} is not empty; --out takes a new or empty folder, --resume goes on with an unfinished run"
+        raise results.NotEmpty(message)
+
+
 def _as_begun(options: Options) -> Options:
     """The options of the run that is to be resumed, as its ``run.json`` has them."""
-    begun = results.Folder.open(options.resume or LOCAL).run
+    folder = results.Folder.open(options.resume or LOCAL)
+    results.refuse_finished(folder)
+    begun = folder.run
     asked: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()
     }
@@ -174,8 +186,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
         going.folder.close()
         return Ran(going.folder, interrupted=True)
     doubts += [f"a control failed: {name}" for name in going.failed_controls()]
-    workload = going.plans[-1].workload
-    missing = campaign.cells_json(going.not_run(), going.prepared, workload, going.facts)
+    missing = campaign.cells_json(going.not_run(), going.prepared, going.workload, going.facts)
     return Ran(going.folder, missing, doubts=doubts)
 
 
@@ -230,8 +241,8 @@ def _run_json(
     cells: Sequence[Cell],
     prepared: Mapping[Target, Prepared],
     facts: Mapping[str, Any],
+    workload: str,
 ) -> dict[str, Any]:
-    workload = plans[-1].workload if plans and plans[-1].control is None else asked.workload or "agent"
     return {
         "profile": options.profile,
         "seed": asked.seed,

@@ -133,7 +133,10 @@ def cells(asked: Asked, profile: Profile) -> list[Cell]:
     )
     lack = guest.why_not() if recorded else None
     for text in (asked.filesystem,) if asked.filesystem else profile.power.filesystems:
-        guest.parse_filesystem(text)
+        try:
+            guest.parse_filesystem(text)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         for pair in _pairs(asked, profile.power.backends):
             found += [_recorded_cell(pair, fault, asked, text, lack, by_name=by_name) for fault in recorded]
     return list(dict.fromkeys(found))
