@@ -125,6 +125,7 @@ def bench(place, tmp_path):
             ground=ground,
             cells=[],
             plans=[],
+            workload="append",
             prepared={},
             facts={"id": "benchmark"},
             seed=1,

@@ -43,7 +43,7 @@ AT_ONCE = 2
 @pytest.mark.parametrize("driver", ["forked", "fresh"])
 @pytest.mark.parametrize("backend,setting", CLIENTS)
 def test_kill_client(benchmark, brief, bench, served, bare, client_of, table, backend, setting, driver):
-    rounds, trials, seconds = (1, 4, 0.3) if brief else (2, 120, 4.0) if driver == "forked" else (2, 40, 4.0)
+    rounds, trials, seconds = (1, 4, 0.3) if brief else (2, 80, 3.0) if driver == "forked" else (2, 40, 3.0)
     with bench(backend, setting, driver) as one, served(one) as service:
         order = {"loop": "kill-client", "how": driver, "seconds": seconds, "at_once": AT_ONCE, **client_of(service)}
         compare(
