@@ -10,7 +10,8 @@ else has exactly one word, so a key is counted once:
 
 - absent although acknowledged, and no delete in doubt: *lost*. An overwrite in doubt is no excuse.
 - reads but is not listed: *lost* too. Who comes back after a crash finds its checkpoints by listing; `Store.keys` owes
-  exactly what is there. Where the key is only in doubt, or its delete is, a half-present key is *torn*.
+  exactly what is there. Where the key is only in doubt, or its delete is, it may be there or not, and its listing
+  may lag: only its value counts.
 - an older put than the last acknowledged one: *stale*, or *resurrected* where the last acknowledged one is a delete.
 - listed but reads nothing: *resurrected* after an acknowledged delete, *torn* in doubt, *phantom* if never attempted.
 - old and new blocks, zeros, or too short: *torn*. Wrong or foreign bytes, or an error when read: *corrupt*.
@@ -343,8 +344,11 @@ class _KeyHistory:
             return self._half_there()
         if self.value is None:
             return self._absent()
-        matching = self._matching(self.value)
-        return self._whole(matching) if matching else self._damaged(self._damage(self.value))
+        return self._by_value(self.value)
+
+    def _by_value(self, value: Value) -> _Key:
+        matching = self._matching(value)
+        return self._whole(matching) if matching else self._damaged(self._damage(value))
 
     def _is(self, kind: Kind, text: str, gone: Attempt | None = None, *, present: bool = True) -> _Key:
         return _Key([_Wrong(kind, self.key, text, gone)], present=present)
@@ -359,6 +363,8 @@ class _KeyHistory:
         if not self.may_be_absent():
             return self._is("lost", f"{how} (put {self.last_sequence})", self.gone_if_absent())
         if self.doubts:
+            if self.value is not None:
+                return self._by_value(self.value)
             return self._is("torn", f"{how}, in doubt")
         if self.is_deleted() and self.puts:
             return self._is("resurrected", f"{how}, although deleted by {self.last_sequence}")

@@ -484,6 +484,14 @@ def test_what_is_not_listed_cannot_be_found_again_and_is_lost(story):
     assert "not listed" in story.judge(LOOSE).why
 
 
+def test_the_listing_of_a_put_in_doubt_may_lag(story):
+    story.put("a")
+    doubtful = story.doubtful("b")
+    story.left("b", doubtful, listed=False)
+    assert counts(story.find()) == {}
+    assert story.judge(SAFE).verdict == "kept"
+
+
 def test_what_is_listed_but_reads_nothing(story):
     story.put("a")
     story.left("a", None, listed=True)
