@@ -41,7 +41,8 @@ DEAR_S = 2.0
 """A setting over so many seconds a trial gets fewer of them."""
 GROUP_TARGETS = 5
 BRING_UPS = 2
-"""How often a visit is tried to be brought up before its targets are given up."""
+"""How often a visit is tried to be brought up before its targets are given up, where it fails at once."""
+AT_ONCE_S = 5.0
 LEAVE_S = 10.0
 """How long an interrupted campaign waits for the trials in flight."""
 SWITCH_S = 0.0005
@@ -118,7 +119,7 @@ def run_visit(
     """
     left, failures = list(visit.plans), 0
     while left and not stop.is_set():
-        machine = None
+        machine, began = None, time.monotonic()
         try:
             machine = ground.machine(visit.key, left[0].workload, left[0].server_kill)
             site = Site.set_up(machine, left[0].targets)
@@ -129,10 +130,11 @@ def run_visit(
                     break
             site.leave()
         except (HarnessError, OSError) as error:
-            failures += 1  # once may be bad luck, such as a port that somebody else took in the meantime
-            if failures == BRING_UPS and not stop.is_set():
-                tell((visit, str(error)))
-            if failures == BRING_UPS:
+            # Dead at once may be bad luck, such as a port that somebody took in the meantime; a minute's silence is not.
+            failures += 1 if time.monotonic() - began < AT_ONCE_S else BRING_UPS
+            if failures >= BRING_UPS:
+                if not stop.is_set():
+                    tell((visit, str(error)))
                 return
         finally:
             if machine is not None:
