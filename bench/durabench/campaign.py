@@ -130,7 +130,7 @@ def run_visit(
                     break
             site.leave()
         except (HarnessError, OSError) as error:
-            # Dead at once may be bad luck, such as a port that somebody took in the meantime; a minute's silence is not.
+            # Dead at once may be bad luck, such as a port that somebody took meanwhile; a minute's silence is not.
             failures += 1 if time.monotonic() - began < AT_ONCE_S else BRING_UPS
             if failures >= BRING_UPS:
                 if not stop.is_set():
