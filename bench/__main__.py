@@ -81,7 +81,7 @@ def become(python: str, arguments: List[str]) -> None:
     if arguments[:1] == ["test"]:
         os.chdir(ROOT)
         # With arguments of one's own pytest is left alone: -x, --pdb or a single file behave as usual.
-        argv = [python, "-m", "pytest", *(arguments[1:] or ["-n", "2", "--dist", "loadfile"])]
+        argv = [python, "-m", "pytest", *(arguments[1:] or ["-n", "3", "--dist", "loadfile"])]
     else:
         # -P: a file in the caller's directory must not stand in for a library of the same name.
         argv = [python, "-P", "-m", "durabench", *arguments]

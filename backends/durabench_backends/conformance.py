@@ -45,7 +45,7 @@ RESTART = "restart"
 LARGE_BYTES = 16 * 1024 * 1024
 MANY_KEYS = 1001
 """One more than the largest page in which any of our servers lists keys (S3: 1,000)."""
-MANY_KEYS_S = 8.0
+MANY_KEYS_S = 3.0
 """Where puts are dear, listing is tried with as many keys as this many seconds allow."""
 
 EDGE_KEYS = (

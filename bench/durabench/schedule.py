@@ -214,14 +214,17 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
     if any(getattr(backend, "mock", False) for backend, _ in found) and fault.destroys > Domain.CLIENT:
         return replace(cell, verdict="not rated", why="a mock: it has no disk")
     try:
+        for target in cell.targets:
+            registry.require(target.backend)
         served = any(command.role == "daemon" for target in cell.targets for command in _commands(target))
     except (MissingProgram, MissingExtra) as error:
         return not_run(cell, str(error))
     if fault.needs_server and not served:
         return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
     if fault.needs_machine == (cell.lane == "here"):
-        where = "guest, swap or loop" if fault.needs_machine else "this host"
-        return not_run(cell, f"happens in lane {where} only: leave --lane out")
+        if fault.needs_machine:
+            return not_run(cell, "this host is not reset: leave --lane out, or give guest, swap or loop")
+        return not_run(cell, "processes are killed on this host only: leave --lane out")
     return cell
 
 

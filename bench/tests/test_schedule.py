@@ -117,7 +117,7 @@ def test_a_short_budget_still_plans_three_of_every_cell():
 
 
 def test_controls_come_first_and_are_about_what_is_known():
-    plans = planned(Asked(backends=("files",), faults=("kill-client",), trials=2, workload="agent", settle_s=3.0))
+    plans = planned(Asked(backends=("files",), faults=("kill-client",), trials=2, workload="agent"))
     controls = [plan for plan in plans if plan.control]
     assert plans[: len(controls)] == controls
     assert [(p.control, p.metadata.label, p.fault) for p in controls] == [
@@ -199,8 +199,10 @@ def test_the_quick_profile_is_about_every_backend():
         (Asked(metadata=("files",)), UsageError, "--metadata and --data come together"),
         (Asked(data=("files",)), UsageError, "--metadata and --data come together"),
         (Asked(lane="gest"), UsageError, "did you mean guest"),
-        (Asked(faults=("kill-client",), filesystem="xfs"), UsageError, "--filesystem and --flush-delay"),
-        (Asked(faults=("kill-client",), flush_delay_s=1.0), UsageError, "--filesystem and --flush-delay"),
+        (Asked(faults=("kill-client",), filesystem="xfs"), UsageError, "--filesystem, --flush-delay and --settle"),
+        (Asked(faults=("kill-client",), flush_delay_s=1.0), UsageError, "--filesystem, --flush-delay and --settle"),
+        (Asked(faults=("kill-server",), settle_s=7.0), UsageError, "--filesystem, --flush-delay and --settle"),
+        (Asked(faults=("cut-power",), filesystem="zfs"), UsageError, "no file system"),
         (Asked(trials=3, budget_s=3.0), UsageError, "exclude each other"),
         (Asked(budget_s=0.0), UsageError, "more than nothing"),
     ],
