@@ -31,6 +31,8 @@ VISIT_TRIALS = 20
 ROUNDS_MAX = 368
 RECORDINGS_MAX = 12
 """Most recordings of a cell that a budget is planned for."""
+NOT_HERE = "this host is not reset: leave --lane out, or give guest, swap or loop"
+HERE_ONLY = "processes are killed on this host only: leave --lane out"
 TOO_SLOW = "too heavy for a disk that answers flushes late: it does not come up within a minute"
 LATE_FLUSH_S = 4.0
 SLOW_TRIALS = 2
@@ -222,9 +224,7 @@ def _with_why(cell: Cell, fault: faults.Fault) -> Cell:
     if fault.needs_server and not served:
         return replace(cell, verdict="–", why="an embedded store has no server; its writer is its server")
     if fault.needs_machine == (cell.lane == "here"):
-        if fault.needs_machine:
-            return not_run(cell, "this host is not reset: leave --lane out, or give guest, swap or loop")
-        return not_run(cell, "processes are killed on this host only: leave --lane out")
+        return not_run(cell, NOT_HERE if fault.needs_machine else HERE_ONLY)
     return cell
 
 
