@@ -186,6 +186,7 @@ class _Cycle:
     _latencies_ns: dict[str, list[int]] = field(default_factory=dict)
     _armed: dict[int, Event] = field(default_factory=dict)
     _puts_armed: int = 0
+    _written_to: frozenset[str] = frozenset()
     _strike_by: float = float("inf")
 
     def note(self, kind: str, **words: Any) -> None:
@@ -278,8 +279,9 @@ class _Cycle:
                 if event["verb"] == "put" and event["w"] == 0:
                     self._puts_armed += 1
                     late = self._puts_armed >= VICTIMS.start and time.monotonic() > self._strike_by
-                    if self._puts_armed == self.plan.victim or late:
-                        victim = event
+                    # Without an acknowledgement in each namespace there is nothing to be lost, and nothing to judge.
+                    if (self._puts_armed >= self.plan.victim or late) and self._latencies_ns.keys() >= self._written_to:
+                        victim = victim or event
             elif kind == "ok":
                 armed = self._armed.pop(event["w"])
                 if armed["verb"] == "put":
@@ -307,6 +309,7 @@ class _Cycle:
 
     def _write_until_struck(self, writers: Sequence[Process], fault: faults.Fault) -> None:
         end = time.monotonic() + WRITE_S + self.plan.pace_s * self.plan.victim
+        self._written_to = frozenset(namespaces(self.plan.workload))
         self._strike_by = time.monotonic() + VICTIM_S + 2 * self.plan.pace_s * self.plan.victim
         armed = None
         while armed is None:

