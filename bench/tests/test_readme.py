@@ -264,7 +264,7 @@ def test_known_findings_name_what_exists():
 
 MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|Users|work)/[\w.-]+|/tmp/[a-z]+/[a-z]+/")
 REGISTRY = re.compile(
-    r"https?://[\w.:-]*(?:pypi|pythonhosted|artifactory|nexus|devpi)|--(?:extra-)?index-url[ =]\w", re.IGNORECASE
+    r"https?://[\w.:-]*(?:pypi|pythonhosted|artifactory|nexus|devpi)|--(?:extra-)?index" r"-url[ =]\w", re.IGNORECASE
 )
 
 

