@@ -372,7 +372,6 @@ def run_states(
     """Build, recover, read and tell one crash state per plan."""
     chosen = states(recorded, plans)
     lane = laboratory.lane(plans[0].lane, plans[0].filesystem)
-    by_position = {id(state): plan for plan, state in chosen}
     stem = laboratory.folder.path / f"crash-{plans[0].recording}-{plans[0].trial}"
     image = stem.with_suffix(".img")
     with vm.CrashBuilder(recorded.base.image, recorded.recording, stem.with_suffix(".durable")) as builder:
@@ -382,8 +381,7 @@ def run_states(
                     return
                 began = time.monotonic()
                 builder.build(state, image)
-                tell(_look(recorded, by_position[id(state)], state, image, lane, laboratory, began))
-                del plan
+                tell(_look(recorded, plan, state, image, lane, laboratory, began))
         finally:
             image.unlink(missing_ok=True)
 
