@@ -90,11 +90,51 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing read from a running backend: ``id`` such as ``postgres.synchronous_commit``, and who set it."""
+    """One thing read from a running backend: ``id`` such as ``postgres.synchronous_commit``, and who set it.
+
+    ``unread`` is set where it could not be read, and says why, with the line that grants the right; ``value`` and
+    ``origin`` are then empty, and no promise rests on the fact.
+    """
 
     id: str
     value: str
     origin: str
+    unread: str = ""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a deployment must do: lose at most the last ``max_loss_s`` seconds when ``survive`` is destroyed."""
+
+    survive: Domain = Domain.DRIVE
+    max_loss_s: float = 0.0
+
+    def is_met_by(self, promise: Promise) -> bool:
+        """Whether ``promise`` bounds the loss by the goal in the goal's domain and in every smaller one."""
+        smaller = (domain for domain in RATED_DOMAINS if domain <= self.survive)
+        return all(promise.may_lose_s.get(domain, float("inf")) <= self.max_loss_s for domain in smaller)
+
+
+Status = Literal["ok", "warn", "fail", "skip", "unknown"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one look at a deployment says about a goal.
+
+    ``fail``: the goal is not met because of it. ``unknown``: the goal depends on it and it could not be read; ``skip``:
+    it only supports the goal and could not be read. ``warn`` is worth knowing and changes nothing. ``loses`` says what
+    is lost otherwise, ``fix`` is a line to paste (for ``unknown`` and ``skip`` the one that grants the right),
+    ``evidence`` what was seen. None where there is nothing to say.
+    """
+
+    id: str
+    status: Status
+    value: str | None = None
+    origin: str | None = None
+    loses: str | None = None
+    fix: str | None = None
+    evidence: str | None = None
 
 
 @dataclass(frozen=True)
@@ -260,6 +300,32 @@ class Backend(Protocol):
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:
         """The promise that ``facts`` add up to; pure. Facts that are missing never make it stronger."""
+
+
+@runtime_checkable
+class Verifiable(Protocol):
+    """A backend that can say of somebody's deployment whether it meets a goal."""
+
+    pages: ClassVar[Mapping[str, str]]
+    """Id of every check there is → its page: what it is, what is lost otherwise, how to mend it, and the source."""
+    probes: ClassVar[Sequence[str]]
+    """Ids of the checks that only `probe` can make."""
+
+    @staticmethod
+    def checks(facts: Iterable[Fact], goal: Goal) -> Iterable[Check]:
+        """What ``facts`` mean for ``goal``; pure. One check per id, none of `probes`. Where `Backend.promise` does not
+        meet the goal, at least one check is ``fail`` or ``unknown``; where it does, none is.
+        """
+
+    def probe(self, goal: Goal) -> Iterable[Check]:
+        """The checks of `probes`, by behaviour: writes in a namespace of its own, which it removes again, and removes
+        one that an earlier probe left. Each says in its evidence how much it wrote.
+        """
+
+    def writer_pids(self) -> Sequence[int]:
+        """Processes on this machine that make the bytes durable on a client's behalf; empty where there are none: an
+        embedded store, or a server elsewhere.
+        """
 
 
 def check_key(key: str) -> None:
