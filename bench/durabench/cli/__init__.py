@@ -1,0 +1,90 @@
+"""The command line: what a person can ask, and what each mistake is answered with.
+
+Exit status: 0 every promise held, 1 one is broken, 2 usage, 3 could not tell, 130 interrupted. Each command is a
+function in a module beside this one.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from durabench import fault as faults
+from durabench import workload as workloads
+from durabench.cli import around, report, run
+from durabench.cli.screen import COULD_NOT_TELL, INTERRUPTED, USAGE, stop
+from durabench_backends import registry
+from durabench_backends.locate import MissingExtra, MissingProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+app = typer.Typer(
+    name="durabench",
+    help="Which acknowledged checkpoints does your storage lose when something dies, and what does safety cost?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(run.run)
+app.command(name="list")(around.list_)
+app.command()(report.report)
+app.command()(report.judge)
+app.command()(report.replay)
+app.command()(around.conform)
+app.command()(around.doctor)
+app.command(
+    name="vm",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="A machine to try by hand: `vm up --backend NAME:SETTING`, `vm cut`, `vm reset`, `vm shell`, `vm down`; "
+    "each has --help, and is the script of that name in vm/.",
+)(around.vm_)
+
+
+def main() -> None:
+    """Run the command line; every error that a person can mend is one line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop leaves as little behind as Ctrl-C
+    with _one_line_errors():
+        app()
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    from durabench import profile, results, schedule
+    from durabench import report as reports
+    from durabench import run as running
+    from durabench.process import HarnessError
+    from durabench.redact import redact
+
+    usage = (
+        schedule.UsageError,
+        profile.ProfileError,
+        registry.UnknownBackend,
+        faults.UnknownFault,
+        workloads.UnknownWorkload,
+        *results.REFUSALS,
+        reports.OutputError,
+        reports.ExpectationsError,
+    )
+    could_not = (running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram)
+    try:
+        yield
+    except usage as error:
+        stop(redact(str(error)), USAGE)
+    except could_not as error:
+        stop(redact(str(error)), COULD_NOT_TELL)
+    except KeyboardInterrupt:
+        stop("interrupted", INTERRUPTED)
+    except OSError as error:
+        stop(redact(str(error)), COULD_NOT_TELL)
+    except Exception:
+        # Python's own status for a crash is 1, which would say that a promise was broken.
+        import traceback
+
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        stop("a mistake of durabench's own; please report it with the lines above", COULD_NOT_TELL)

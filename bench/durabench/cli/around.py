@@ -1,0 +1,40 @@
+"""What stands around a run: ``list``, ``conform``, ``doctor`` and the machine to try by hand, ``vm``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from durabench.cli.options import DirOption
+
+
+def list_() -> None:
+    """Backends with their settings, promises and tiers; faults; workloads; what is missing here."""
+    from durabench import inventory
+    from durabench.report.table import screen
+
+    inventory.show(screen())
+
+
+def conform(name: Annotated[str, typer.Argument(metavar="NAME[:SETTING]")], directory: DirOption = None) -> None:
+    """Check in peacetime that a backend keeps the contract, on each of its settings."""
+    from durabench import conformity
+
+    sys.exit(conformity.show(name, directory, Console(highlight=False)))
+
+
+def doctor() -> None:
+    """What this machine has for trials, what is missing, and the line that installs it."""
+    from durabench import inventory
+
+    sys.exit(inventory.doctor(Console(highlight=False)))
+
+
+def vm_(context: typer.Context) -> None:
+    """Hand over to the machine's own commands, with a backend's programs where one is named."""
+    from durabench import session
+
+    sys.exit(session.main(context.args))

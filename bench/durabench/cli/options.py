@@ -1,0 +1,36 @@
+"""Options that several commands share, and how a time is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DirOption = Annotated[
+    Path | None, typer.Option("--dir", metavar="DIR", help="The disk under test (default: beside the results).")
+]
+FormatOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format", metavar="F[=FILE]", help="table, json, csv or markdown; repeatable, at most one without a file."
+    ),
+]
+ExpectOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")]
+Names = list[str]
+
+
+def seconds(text: str) -> float:
+    """``150s``, ``10m``, ``1h`` or plain seconds. UsageError otherwise."""
+    from durabench.schedule import UsageError
+
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        found = float(number) * unit
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        message = f"{text!r} is no time; write 150s, 10m or 1h"
+        raise UsageError(message)
+    return found

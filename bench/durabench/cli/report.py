@@ -1,0 +1,77 @@
+"""The commands that read recorded results: ``report`` and ``judge``; and ``replay``, which runs one trial again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from durabench.cli.options import DirOption, ExpectOption, FormatOption
+from durabench.cli.screen import COULD_NOT_TELL, Progress, stop
+
+if TYPE_CHECKING:
+    from durabench.results import Folder
+
+
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are shown together, by host.")
+    ],
+    form: FormatOption = None,
+    expect: ExpectOption = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="README.md", help="Replace the table between the durabench marks in this file."),
+    ] = None,
+) -> None:
+    """Show recorded results again; runs nothing."""
+    from durabench import report as reports
+    from durabench.results import Folder
+
+    folders: list[Folder] = [Folder.open(directory) for directory in directories]
+    outputs = reports.outputs(form or ["table"])
+    document = reports.document(folders, expected=reports.load_expectations(expect))
+    if write is not None:
+        reports.write_block(write, document)
+    reports.write(document, outputs)
+
+
+def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Judge every trial again from its stored history; runs nothing. Exit 3 if a judgement differs from the recorded
+    one.
+    """
+    from durabench import run as running
+    from durabench.results import Folder
+
+    try:
+        pairs = running.judge_again(Folder.open(directory))
+    except FileNotFoundError as error:
+        stop(f"{error}: its trial cannot be judged again", COULD_NOT_TELL)
+    broken = sum(again["verdict"] == "broken" and again["control"] is None for _, again in pairs)
+    different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
+    for was, now in different:
+        print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
+    print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {broken} broken")
+    sys.exit(COULD_NOT_TELL if different else int(broken > 0))
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial in that folder.")],
+    directory: DirOption = None,
+) -> None:
+    """Run a recorded trial's plan again: the same seed, workload, victim and strike."""
+    from durabench import run as running
+    from durabench.results import Folder
+
+    progress = Progress()
+    rows = running.replay(Folder.open(folder), trial, directory, progress.say)
+    recorded = {row["namespace"]: row for row in Folder.open(folder).trials() if row["trial"] == trial}
+    for row in rows:
+        before = recorded.get(row["namespace"])
+        was = f" (recorded: {before['verdict']})" if before else ""
+        print(f"{row['namespace']}: {row['verdict']}{was}: {row['why']}")
+    verdicts = {row["verdict"] for row in rows}
+    sys.exit(1 if "broken" in verdicts else COULD_NOT_TELL if "unknown" in verdicts else 0)

@@ -1,0 +1,48 @@
+"""What a person sees while a command works, and how it ends: progress and the one line of an error, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import NoReturn
+
+from rich.console import Console
+
+USAGE, COULD_NOT_TELL, INTERRUPTED = 2, 3, 130
+"""Exit statuses beside 0, everything held, and 1, something is broken."""
+PROGRESS_EVERY_S = 5.0
+
+talk = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def stop(message: str, status: int) -> NoReturn:
+    """Leave with ``status`` and one line on stderr."""
+    print(f"durabench: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+class Progress:
+    """One line that is rewritten on a terminal, a line every five seconds elsewhere; always on stderr."""
+
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+
+    def say(self, text: str) -> None:
+        from durabench.redact import redact
+
+        self._clear()
+        talk.print(redact(text), markup=False)
+
+    def __call__(self, done: int, broken: int, last: str) -> None:
+        now = time.monotonic()
+        line = f"{now - self._began:5.0f} s  {done} trials, {broken} broken; last: {last}"
+        if talk.is_terminal:
+            talk.file.write(f"\r\x1b[2K{line[: talk.width - 1]}")
+            talk.file.flush()
+        elif now - self._told >= PROGRESS_EVERY_S:
+            self._told = now
+            talk.print(line, markup=False)
+
+    def _clear(self) -> None:
+        if talk.is_terminal:
+            talk.file.write("\r\x1b[2K")
