@@ -3,10 +3,11 @@
 `document` makes the one JSON document that everything else is made of; `render`, `table` and `write` show it.
 """
 
+from durabench.output import Output, OutputError
 from durabench.report.cells import CELL, KEY, NOT_POSSIBLE, Cell, cells
 from durabench.report.document import document, exit_status
 from durabench.report.expectations import Expectation, ExpectationsError, load_expectations
-from durabench.report.output import Output, OutputError, outputs, render, write, write_block
+from durabench.report.output import outputs, render, write, write_block
 from durabench.report.pick import Pick, pick
 from durabench.report.table import table
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from durabench import output
+from durabench.output import Output, OutputError, escaped, pipes, replace_file
 from durabench.redact import redact_all
 from durabench.report import layout
 from durabench.report.cells import FIELDS
@@ -16,24 +16,13 @@ from durabench.report.table import screen, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
     from durabench.report.layout import Grid, Json
 
 BEGIN, END = "<!-- durabench:begin -->", "<!-- durabench:end -->"
-
-
-class OutputError(ValueError):
-    """A format or a file that cannot be written as asked; the message names the mend (exit 2)."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """A format, and the file it goes to; None is stdout."""
-
-    form: str
-    path: Path | None
 
 
 def render(document: Json, form: str) -> str:
@@ -46,29 +35,19 @@ def render(document: Json, form: str) -> str:
 
 
 def outputs(asked: Sequence[str]) -> list[Output]:
-    """What ``--format F[=FILE]``, given any number of times, asks for. OutputError: unknown, or two without a file."""
-    found = []
-    for each in asked:
-        form, _, name = each.partition("=")
-        if form not in FORMS:
-            message = f"no format {form!r}; there are {', '.join(FORMS)}"
-            raise OutputError(message)
-        found.append(Output(form, Path(name) if name else None))
-    if sum(output.path is None for output in found) > 1:
-        message = "only one --format can go to the screen; give the others a file: --format json=FILE"
-        raise OutputError(message)
-    return found
+    """What ``--format`` asks for, of `FORMS`. OutputError: unknown, or two without a file."""
+    return output.outputs(asked, FORMS)
 
 
 def write(document: Json, asked: Sequence[Output], console: Console | None = None) -> None:
     """Write every output; what has no file goes to stdout, a table through ``console`` where there is one."""
-    for output in asked:
-        if output.path is not None:
-            _replace(output.path, render(document, output.form))
-        elif output.form == "table":
+    for each in asked:
+        if each.path is not None:
+            replace_file(each.path, render(document, each.form))
+        elif each.form == "table":
             table(redact_all(dict(document)), console or screen())
         else:
-            print(render(document, output.form), end="")
+            print(render(document, each.form), end="")
 
 
 def write_block(path: Path, document: Json) -> None:
@@ -83,20 +62,7 @@ def write_block(path: Path, document: Json) -> None:
     if not begin or not end or BEGIN in after:
         message = f"{path} needs one {BEGIN} and below it one {END}, on lines of their own"
         raise OutputError(message)
-    _replace(path, f"{before}{BEGIN}\n\n{render(document, 'markdown')}\n{END}{after}")
-
-
-def _replace(path: Path, content: str) -> None:
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(content)  # a pipe or /dev/stdout: there is nothing to replace
-            return
-        part = path.with_name(f".{path.name}.durabench")
-        part.write_text(content)
-        part.replace(path)
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}; choose another file"
-        raise OutputError(message) from None
+    replace_file(path, f"{before}{BEGIN}\n\n{render(document, 'markdown')}\n{END}{after}")
 
 
 def _json(document: Json) -> str:
@@ -123,31 +89,20 @@ def _markdown(document: Json) -> str:
         layout.not_judged(document),
         layout.header(document),
     )
-    parts += ["\n".join(f"- {_escaped(line)}" for line in lines) for lines in lists if lines]
+    parts += ["\n".join(f"- {escaped(line)}" for line in lines) for lines in lists if lines]
     goal = layout.goal_line(document)
-    return "\n\n".join([*parts, *([_escaped(goal)] if goal else [])]) + "\n"
+    return "\n\n".join([*parts, *([escaped(goal)] if goal else [])]) + "\n"
 
 
 def _grid(grid: Grid) -> list[str]:
     names = ["setting", "tier", "part", *grid.columns, "put / floor, ms", "p99, ms", "bytes per payload byte"]
-    lines = [f"{grid.title[:1].upper()}{grid.title[1:]}:", "", _pipes(names), _pipes(["---"] * len(names))]
+    lines = [f"{grid.title[:1].upper()}{grid.title[1:]}:", "", pipes(names), pipes(["---"] * len(names))]
     for line in grid.lines:
-        faults = ["<br>".join(map(_escaped, parts)) for parts in line.faults]
+        faults = ["<br>".join(map(escaped, parts)) for parts in line.faults]
         first = [f"{line.backend}:{line.setting}", line.tier, line.namespace]
         last = [line.p50, line.p99, line.bytes_per_byte]
-        lines.append(_pipes([*map(_escaped, first), *faults, *map(_escaped, last)]))
+        lines.append(pipes([*map(escaped, first), *faults, *map(escaped, last)]))
     return lines
-
-
-def _pipes(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
-def _escaped(said: str) -> str:
-    """What a server says must not become a table, a tag or a mark of ours."""
-    for special in "\\|<>*`":
-        said = said.replace(special, f"\\{special}" if special not in "<>" else {"<": "&lt;", ">": "&gt;"}[special])
-    return " ".join(said.split())
 
 
 FORMS: Mapping[str, Callable[[Json], str]] = {"table": text, "json": _json, "csv": _csv, "markdown": _markdown}
