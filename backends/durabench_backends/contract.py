@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +73,16 @@ class Promise:
     def is_ordered(self, destroyed: Domain) -> bool:
         """Whether a loss is promised to be a suffix when ``destroyed`` is."""
         return self.ordered is not None and destroyed <= self.ordered
+
+    def as_json(self) -> dict[str, Any]:
+        """The words that results and documents keep it in."""
+        return {
+            "may_lose_s": {domain.label: seconds for domain, seconds in sorted(self.may_lose_s.items())},
+            "atomic": None if self.atomic is None else self.atomic.label,
+            "ordered": None if self.ordered is None else self.ordered.label,
+            "source": self.source,
+            "tier": self.tier,
+        }
 
 
 @dataclass(frozen=True)

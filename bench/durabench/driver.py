@@ -245,12 +245,7 @@ def inspect(order: Order, _tell: object) -> Order:
     promise = backend.promise(facts)
     return {
         "facts": [[fact.id, fact.value, fact.origin] for fact in facts],
-        "promise": {
-            "may_lose_s": {domain.label: seconds for domain, seconds in sorted(promise.may_lose_s.items())},
-            "atomic": None if promise.atomic is None else promise.atomic.label,
-            "ordered": None if promise.ordered is None else promise.ordered.label,
-            "source": promise.source,
-        },
+        "promise": promise.as_json(),
     }
 
 
