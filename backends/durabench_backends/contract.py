@@ -338,6 +338,35 @@ class Verifiable(Protocol):
         """
 
 
+@runtime_checkable
+class Compactable(Protocol):
+    """A backend that can give back the space of what was overwritten or deleted, by a rewrite of its own files."""
+
+    def compact(self) -> str:
+        """Rewrite and return when it is done; the name of what was done, such as the statement."""
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A backend that can say how large somebody's values are."""
+
+    def sizes_bytes(self, within: str) -> Iterable[int]:
+        """The size of every value, and nothing else of it; opens and reads without writing anything. ``within`` is a
+        part of the store, in its own terms (a table, a prefix of keys), empty for all of it. ValueError where there is
+        no such part. A value is a file, an object, a string, or all large columns of a row together.
+        """
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest value that a backend can take, in bytes, and the document that says so. Named by a backend in a
+    class attribute ``limit``, where it has one.
+    """
+
+    size_bytes: int
+    source: str
+
+
 def check_key(key: str) -> None:
     """ValueError unless ``key`` is 1–200 bytes of UTF-8 without NUL. Every adapter calls it before it touches
     anything.

@@ -5,8 +5,9 @@ else of the harness but payloads. What it acknowledges it tells at once; what it
 (``python -m durabench.driver``) or forked by `durabench.nursery` from a parent that never opened a store.
 
 Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, listing, reading, identity, read),
-``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own. Every order
-ends with ``done`` or with ``failed`` and why.
+``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own; ``steps``,
+``reloads``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with ``failed``
+and why.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from durabench import payload, workload
+from durabench import meter, payload, workload
 from durabench_backends import registry
-from durabench_backends.contract import METADATA, Backend, NotReady, Refused, Store, Versioned
+from durabench_backends.contract import METADATA, Backend, Compactable, NotReady, Refused, Sized, Store, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -290,8 +291,47 @@ def damage(order: Order, _tell: object) -> Order:
     return {}
 
 
+def steps(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    """Steps, each timed; the controller is waited for before the first and after the last."""
+    _, stores = _stores(order)
+    meter.take_steps(stores, order, tell, _wait_for_a_line)
+
+
+def reloads(order: Order, _tell: object) -> Order:
+    """Gets, each timed, in a process that never wrote."""
+    _, stores = _stores(order)
+    return meter.take_reloads(stores, order)
+
+
+def compact(order: Order, _tell: object) -> Order:
+    """Rewrite what holds the values, where the backend can."""
+    backend = _one(order)
+    return {"how": backend.compact() if isinstance(backend, Compactable) else None}
+
+
+SIZES_TOLD = 4096
+
+
+def sizes(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> Order:
+    """The sizes of somebody's values, read and never written; told some thousand at a time."""
+    backend = _one(order)
+    if not isinstance(backend, Sized):
+        raise TypeError(f"the sizes in {order['target']['backend']} cannot be listed")
+    some: list[int] = []
+    for size_bytes in backend.sizes_bytes(order["within"]):
+        some.append(size_bytes)
+        if len(some) == SIZES_TOLD:
+            tell({"e": "sizes", "sizes": some})
+            some = []
+    return {"sizes": some}
+
+
 ORDERS: Mapping[str, Callable[[Order, Callable[[Mapping[str, Any]], None]], Order | None]] = {
-    f.__name__: f for f in (write, read, create, ready, inspect, size, drop, get, put, damage)
+    f.__name__: f
+    for f in (
+        *(write, read, create, ready, inspect, size, drop, get, put, damage),
+        *(steps, reloads, compact, sizes),
+    )
 }
 
 
