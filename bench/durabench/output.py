@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from rich.console import Console
+
+
+PLAIN_WIDTH = 120
+"""Columns of a table that is piped or written to a file."""
 
 
 class OutputError(ValueError):
@@ -51,6 +58,16 @@ def replace_file(path: Path, content: str) -> None:
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}; choose another file"
         raise OutputError(message) from None
+
+
+def screen() -> Console:
+    """Standard output: as wide as the terminal, as `PLAIN_WIDTH` where it is piped and nobody says COLUMNS."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
 
 
 def escaped(said: str) -> str:

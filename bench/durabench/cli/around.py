@@ -14,7 +14,7 @@ from durabench.cli.options import DirOption
 def list_() -> None:
     """Backends with their settings, promises and tiers; faults; workloads; what is missing here."""
     from durabench import inventory
-    from durabench.report.table import screen
+    from durabench.output import screen
 
     inventory.show(screen())
 

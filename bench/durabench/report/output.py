@@ -8,11 +8,11 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from durabench import output
-from durabench.output import Output, OutputError, escaped, pipes, replace_file
+from durabench.output import Output, OutputError, escaped, pipes, replace_file, screen
 from durabench.redact import redact_all
 from durabench.report import layout
 from durabench.report.cells import FIELDS
-from durabench.report.table import screen, table, text
+from durabench.report.table import table, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from durabench.output import PLAIN_WIDTH
 from durabench.report import layout
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from durabench.report.layout import Grid, Json, Line
 
-PLAIN_WIDTH = 120
 _STYLES = {"kept": "blue", "within": "cyan", "broken": "bold dark_orange", "unknown": "yellow"}
 
 
@@ -41,14 +40,6 @@ def table(document: Json, console: Console) -> None:
     if goal:
         console.print()
         _say(console, goal, "dim")
-
-
-def screen() -> Console:
-    """Standard output: as wide as the terminal, as `PLAIN_WIDTH` where it is piped and nobody says COLUMNS."""
-    console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PLAIN_WIDTH
-    return console
 
 
 def text(document: Json, width: int = PLAIN_WIDTH) -> str:
