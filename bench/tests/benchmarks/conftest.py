@@ -132,6 +132,7 @@ def bench(place, tmp_path):
             budget_s=None,
             dear_trials=None,
             dear_every_rounds=1,
+            round_kills=1,
             executor=executor,
             at_once=at_once,
             say=lambda _line: None,
