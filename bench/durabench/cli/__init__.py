@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from durabench import fault as faults
 from durabench import workload as workloads
-from durabench.cli import around, report, run
+from durabench.cli import around, report, run, verify
 from durabench.cli.screen import COULD_NOT_TELL, INTERRUPTED, USAGE, stop
 from durabench_backends import registry
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(run.run)
 app.command(name="list")(around.list_)
+app.command()(verify.verify)
 app.command()(report.report)
 app.command()(report.judge)
 app.command()(report.replay)
@@ -55,9 +57,22 @@ def main() -> None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    from durabench import profile, results, schedule
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop("interrupted", INTERRUPTED)
+    except Exception as error:
+        _tell(error)
+
+
+def _tell(error: Exception) -> NoReturn:
+    """One line and the status that an error means. The classes are imported only now: a command that goes well does
+    not wait for the modules of all others.
+    """
+    from durabench import output, profile, results, schedule
     from durabench import report as reports
     from durabench import run as running
+    from durabench import verify as verifying
     from durabench.process import HarnessError
     from durabench.redact import redact
 
@@ -68,23 +83,16 @@ def _one_line_errors() -> Iterator[None]:
         faults.UnknownFault,
         workloads.UnknownWorkload,
         *results.REFUSALS,
-        reports.OutputError,
         reports.ExpectationsError,
+        output.OutputError,
+        verifying.UsageError,
+        verifying.UnknownCheck,
     )
-    could_not = (running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram)
-    try:
-        yield
-    except usage as error:
+    could_not = (running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram, OSError)
+    if isinstance(error, usage):
         stop(redact(str(error)), USAGE)
-    except could_not as error:
+    if isinstance(error, could_not):
         stop(redact(str(error)), COULD_NOT_TELL)
-    except KeyboardInterrupt:
-        stop("interrupted", INTERRUPTED)
-    except OSError as error:
-        stop(redact(str(error)), COULD_NOT_TELL)
-    except Exception:
-        # Python's own status for a crash is 1, which would say that a promise was broken.
-        import traceback
-
-        print(redact(traceback.format_exc()), file=sys.stderr)
-        stop("a mistake of durabench's own; please report it with the lines above", COULD_NOT_TELL)
+    # Python's own status for a crash is 1, which would say that a promise was broken.
+    print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+    stop("a mistake of durabench's own; please report it with the lines above", COULD_NOT_TELL)

@@ -1,0 +1,290 @@
+"""The look at a deployment: connects, reads, with leave proves by behaviour, and never waits for ever.
+
+All of it happens in a thread of its own with a deadline. A server that hangs leaves that thread behind, which dies with
+the process.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from durabench.redact import MASK, redact
+from durabench.verify.pages import ids_of, prefix_of
+from durabench.verify.verdict import Report
+from durabench_backends import registry
+from durabench_backends.contract import Check, Domain, Goal, NotReady, Verifiable
+from durabench_backends.locate import MissingExtra, MissingProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from durabench_backends.contract import Backend, Fact
+
+LOOK_S = 8.0
+"""Longest wait for connecting and reading."""
+PROBE_S = 30.0
+"""Longest wait for a probe, after that."""
+NEEDS_PROBE = "needs --probe"
+SHORTEST_SECRET = 4
+"""A shorter password is not looked for in messages: it would be found everywhere."""
+
+Found = TypeVar("Found")
+
+
+class UsageError(ValueError):
+    """Something that cannot be verified as asked; the message names the mend (exit 2)."""
+
+
+class Unreached(Exception):
+    """There was nothing to look at; the message says why, and how to mend it."""
+
+
+class Target(NamedTuple):
+    """A URL that was understood: the registry's name for its backend, and the class."""
+
+    url: str
+    name: str
+    backend: type[Backend]
+
+
+class Seen(NamedTuple):
+    """An open backend and what it said about itself."""
+
+    backend: Backend
+    facts: tuple[Fact, ...]
+
+
+def verify(
+    url: str,
+    goal: Goal | None = None,
+    *,
+    probe: bool = False,
+    ignore: Mapping[str, str] | None = None,
+    command: Sequence[str] = (),
+) -> Report:
+    """Whether the deployment at ``url``, through this login, meets ``goal`` (default: nothing lost with the drive's
+    cache). Writes nothing without ``probe``; ``command`` is a program to be watched as it writes there.
+
+    UsageError and UnknownBackend for what cannot be asked; whatever the deployment does ends in a report.
+    """
+    goal = goal or Goal()
+    ignored = dict(ignore or {})
+    report = Report(redact(url), goal, goal, ignored=ignored)
+    try:
+        target = _target(url)
+        known_ids(target.backend, ignored)
+        effective = _judged_by(target.backend, goal)
+        report = replace(report, judged_by=effective)
+        seen = _bounded(lambda: _look(target), LOOK_S, "no answer")
+        observed: tuple[Check, ...] = ()
+        if command:
+            seen, observed = _watched(target, seen, effective, command)
+        checks = list(_checks(seen, effective))
+    except (UsageError, registry.UnknownBackend):
+        raise
+    except Exception as error:
+        return replace(report, unreached=_why(url, error))
+    promise = seen.backend.promise(seen.facts)
+    asked_for = _probed(target, seen, effective) if probe else _not_probed(seen.backend)
+    every = _one_per_id([*asked_for, *checks, *observed] if not probe else [*checks, *asked_for, *observed])
+    return replace(report, checks=every, promise=promise, mock=_is_mock(seen.backend, every))
+
+
+def known_ids(backend: type[Backend], asked: Iterable[str]) -> None:
+    """UsageError, with the ids there are, unless every one of ``asked`` is a check of this backend."""
+    known = ids_of(backend)
+    for one in asked:
+        if one not in known:
+            there_are = f"there are {', '.join(known)}" if known else "this backend has no checks"
+            message = f"no check {one!r} here; {there_are}"
+            raise UsageError(message)
+
+
+def _target(url: str) -> Target:
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        message = f"{redact(url)} is no URL: {error}"
+        raise UsageError(message) from None
+    if not scheme or "://" not in url:
+        message = f"{redact(url)} is no URL; write file:///dir, sqlite:////abs.db, postgresql://…, redis://… or s3://…"
+        raise UsageError(message)
+    name = registry.name_for_url(url)
+    return Target(url, name, registry.load(name))
+
+
+def _judged_by(backend: type[Backend], goal: Goal) -> Goal:
+    """An embedded store has no server but the writer itself: to survive it is to survive its client."""
+    embedded = goal.survive == Domain.SERVER and _is_embedded(backend)
+    return replace(goal, survive=Domain.CLIENT) if embedded else goal
+
+
+def _is_embedded(backend: type[Backend]) -> bool:
+    if not backend.settings:
+        return False  # served by URL only
+    try:
+        commands = backend(backend.settings[0], Path(), lambda _: 0).commands()
+    except (MissingProgram, MissingExtra):
+        return False
+    return not any(command.role == "daemon" for command in commands)
+
+
+def _look(target: Target) -> Seen:
+    registry.require(target.name)
+    try:
+        backend = target.backend.from_url(target.url)
+    except ValueError as error:
+        message = f"{redact(target.url)}: {error}"
+        raise UsageError(message) from None
+    return Seen(backend, tuple(backend.inspect()))
+
+
+def _checks(seen: Seen, goal: Goal) -> Iterable[Check]:
+    return seen.backend.checks(seen.facts, goal) if isinstance(seen.backend, Verifiable) else ()
+
+
+def _not_probed(backend: Backend) -> list[Check]:
+    if not isinstance(backend, Verifiable):
+        return []
+    from durabench import counting
+
+    ids = (*backend.probes, *counting.pages(prefix_of(backend)))
+    return [Check(one, "skip", evidence=NEEDS_PROBE) for one in ids]
+
+
+def _probed(target: Target, seen: Seen, goal: Goal) -> list[Check]:
+    """The checks of the probes; one that was asked for and not made is unknown, with what stood against it."""
+    backend = seen.backend
+    if not isinstance(backend, Verifiable):
+        return []
+    from durabench import counting
+
+    def count() -> Iterable[Check]:
+        return counting.count(target.name, target.url, seen.backend, seen.backend.promise(seen.facts), goal)
+
+    end = time.monotonic() + PROBE_S
+    found = _gathered(lambda: backend.probe(goal), backend.probes, end)
+    return [*found, *_gathered(count, tuple(counting.pages(prefix_of(backend))), end)]
+
+
+def _gathered(probe: Callable[[], Iterable[Check]], ids: Sequence[str], end: float) -> list[Check]:
+    made: list[Check] = []
+
+    def gather() -> None:
+        made.extend(probe())
+
+    why = "the probe did not make this check"
+    try:
+        _bounded(gather, max(0.0, end - time.monotonic()), "the probe did not end in time")
+    except Exception as error:
+        why = _said(error)
+    done = list(made)  # a probe that hangs may go on adding
+    missing = [one for one in ids if one not in {check.id for check in done}]
+    return [*done, *(Check(one, "unknown", evidence=f"not proved: {why}") for one in missing)]
+
+
+def _watched(target: Target, seen: Seen, goal: Goal, command: Sequence[str]) -> tuple[Seen, tuple[Check, ...]]:
+    """What the program was seen to do takes the place of facts that nobody but the program could know."""
+    from durabench import counting
+
+    watched = counting.watch(command, target.url, seen.backend, goal)
+    by_id = {fact.id: fact for fact in (*seen.facts, *watched.facts)}
+    return seen._replace(facts=tuple(by_id.values())), tuple(watched.checks)
+
+
+def _one_per_id(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """The last check of each id, in the order in which the ids first came."""
+    return tuple({check.id: check for check in checks}.values())
+
+
+def _is_mock(backend: Backend, checks: Iterable[Check]) -> bool:
+    told = any(check.id.endswith(".mock") and check.status in ("fail", "unknown") for check in checks)
+    return told or bool(getattr(backend, "mock", False))
+
+
+def _bounded(work: Callable[[], Found], deadline_s: float, late: str) -> Found:
+    """The result of ``work``, or what it raised, from a thread that is left behind when the deadline has passed."""
+    results: list[Found] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="verify", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        message = f"{late} within {deadline_s:.3g} s"
+        raise TimeoutError(message)
+    return results[0]
+
+
+def _why(url: str, error: Exception) -> str:
+    """One line: the redacted URL, what was said, and the mend."""
+    return f"{redact(url)}: {_hidden(url, _said(error))}; {_mend(error)}"
+
+
+def _said(error: Exception) -> str:
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return redact("; ".join(lines)).rstrip(".;") if lines else type(error).__name__
+
+
+def _hidden(url: str, said: str) -> str:
+    """Client libraries quote what they were given; a password is looked for as it is, too."""
+    try:
+        password = unquote(urlsplit(url).password or "")
+    except ValueError:
+        return said
+    return said.replace(password, MASK) if len(password) >= SHORTEST_SECRET else said
+
+
+_MENDS: Sequence[tuple[tuple[type[Exception], ...], tuple[str, ...], str]] = (
+    ((MissingExtra, MissingProgram), (), "then ask again"),
+    ((ssl.SSLError,), ("ssl", "tls", "certificate"), "use the scheme or option that agrees with the server about TLS"),
+    (
+        (PermissionError,),
+        (
+            "password",
+            "authentication",
+            "wrongpass",
+            "noauth",
+            "denied",
+            "forbidden",
+            "credential",
+            "signature",
+            "noperm",
+        ),
+        "give a login that may connect and read, by environment or password file",
+    ),
+    ((FileNotFoundError, NotADirectoryError), ("does not exist", "no such", "nosuch"), "name one that exists"),
+    (
+        (NotReady, ConnectionError, TimeoutError),
+        ("resolve", "refused", "timed out", "timeout", "could not connect", "unreachable"),
+        "start the server, or correct host and port",
+    ),
+)
+"""Kinds of an error, words in what it says, and the mend; the first line that fits."""
+
+
+def _mend(error: Exception) -> str:
+    """The adapter's own words where it gave some (``error.add_note``), else by the kind of the error."""
+    notes: Any = getattr(error, "__notes__", ())
+    if notes:
+        return redact(" ".join(str(notes[0]).split()))
+    kinds = [kind for kind in _MENDS if isinstance(error, kind[0])]
+    said = f"{type(error).__name__} {error}".lower()
+    spoken = [kind for kind in _MENDS if any(word in said for word in kind[1])]
+    for _, _, mend in [*(kind for kind in spoken if kind in kinds), *spoken, *kinds]:
+        return mend
+    return "mend that and ask again"
