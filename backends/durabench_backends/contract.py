@@ -367,6 +367,39 @@ class Limit:
     source: str
 
 
+CallKind = Literal["open", "write", "flush", "rename", "unlink", "truncate", "lock", "unlock", "hidden"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One system call of a watched program, as a tracer saw it succeed; calls come in the order in which they ended.
+
+    ``path`` is absolute, and empty for what is no file; ``target`` is the new name of a rename or link. ``flags`` are
+    the call's own words (``O_CREAT``, ``O_DSYNC``, ``RWF_DSYNC``). A ``flush`` without a path flushes everything.
+    ``size`` and ``offset`` are in bytes (``offset`` None: at the file's own position; of a lock, where it begins).
+    ``hidden`` is a way to write and flush that a tracer cannot follow (io_uring, asynchronous I/O); ``path`` then
+    names the call.
+    """
+
+    kind: CallKind
+    pid: int
+    path: str
+    target: str = ""
+    flags: frozenset[str] = frozenset()
+    size: int = 0
+    offset: int | None = None
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """An embedded backend that can tell from a program's system calls how the program writes to it."""
+
+    def watched(self, calls: Sequence[Call]) -> Iterable[Fact]:
+        """The facts that take the place of what `Backend.inspect` could not know: how each put was written, judged by
+        the weakest. `Fact.unread` says why where the calls do not tell.
+        """
+
+
 def check_key(key: str) -> None:
     """ValueError unless ``key`` is 1–200 bytes of UTF-8 without NUL. Every adapter calls it before it touches
     anything.

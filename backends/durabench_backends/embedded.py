@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from durabench_backends.contract import Domain, Fact, Promise
+from durabench_backends.mounts import MEMORY, Mount, disk_of, is_virtual, mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-VOLATILE_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "rootfs"})
-"""File systems that live in memory: nothing on them outlives the machine."""
-WITHOUT_BARRIERS = frozenset({"nobarrier", "barrier=0"})
-"""Mount options under which a flush does not reach the drive (ext4.rst and btrfs(5), *barrier*)."""
+WITHOUT_BARRIERS = frozenset({"nobarrier", "barrier=0", "barrier=none", "fsync_mode=nobarrier", "nostrictsync"})
+"""Mount options under which a flush does not reach the drive (ext4.rst, f2fs.rst and btrfs(5), *barrier*;
+mount.cifs(8), *nostrictsync*: no flush is sent to the server).
+"""
 WITHOUT_SYNC = frozenset({"volatile"})
 """Of overlayfs: "all forms of sync calls to the upper filesystem are omitted" (overlayfs.rst, *Volatile mount*)."""
 
@@ -40,46 +39,30 @@ def start_time(pid: int | str) -> str | None:
     return line.rpartition(")")[2].split()[19]
 
 
-@dataclass(frozen=True)
-class Mount:
-    """The mount that a path is on: its file system's name and its options, the superblock's included."""
-
-    filesystem: str
-    options: str
-
-
-def mount_of(path: Path) -> Mount:
-    """The mount below ``path``, which must exist (proc(5), ``/proc/pid/mountinfo``)."""
-    real = path.resolve(strict=True)
-    best, found = -1, Mount("unknown", "")
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", errors="surrogateescape").splitlines():
-        own, _, shared = line.partition(" - ")
-        point, options = own.split()[4:6]
-        filesystem, *rest = shared.split()
-        folder = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point))
-        # A later mount on the same folder hides the earlier one, hence >=.
-        if real.is_relative_to(folder) and len(folder.parts) >= best:
-            best = len(folder.parts)
-            options = ",".join([options, *(rest[-1:] if len(rest) > 1 else [])])
-            found = Mount(filesystem, ",".join(dict.fromkeys(options.split(","))))
-    return found
-
-
 def mount_facts(backend: str, path: Path) -> list[Fact]:
-    """``<backend>.filesystem`` and ``<backend>.mount_options`` of an existing path."""
-    mount = mount_of(path)
+    """``<backend>.filesystem``, ``<backend>.mount_options`` and ``<backend>.write_cache`` of an existing path."""
+    mount = mount_of(path.resolve(strict=True))
     origin = f"/proc/self/mountinfo for {path}"
     return [
         Fact(f"{backend}.filesystem", mount.filesystem, origin),
         Fact(f"{backend}.mount_options", mount.options, origin),
+        _write_cache(backend, mount),
     ]
+
+
+def _write_cache(backend: str, mount: Mount) -> Fact:
+    disk = disk_of(mount)
+    if disk.write_cache is None:
+        return Fact(f"{backend}.write_cache", "", "", f"the kernel names no disk below {mount.filesystem} here")
+    virtual = ", virtual disk" if is_virtual(disk) else ""
+    return Fact(f"{backend}.write_cache", f"{disk.write_cache}{virtual}", f"/sys/block/{disk.whole}/queue/write_cache")
 
 
 def on_mount(promise: Promise, backend: str, facts: Mapping[str, str]) -> Promise:
     """``promise`` as far as the mount in ``facts`` can keep it; an unknown file system keeps no more than memory."""
     filesystem = facts.get(f"{backend}.filesystem", "unknown")
     options = set(facts.get(f"{backend}.mount_options", "").split(","))
-    if filesystem in VOLATILE_FILESYSTEMS | {"unknown"} or options & WITHOUT_SYNC:
+    if filesystem in MEMORY | {"unknown"} or options & WITHOUT_SYNC:
         return _up_to(promise, Domain.SERVER, f"{filesystem} keeps nothing without the machine")
     if options & WITHOUT_BARRIERS:
         return _up_to(promise, Domain.MACHINE, "mounted without barriers")

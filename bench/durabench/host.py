@@ -13,9 +13,10 @@ import platform
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from durabench_backends import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,37 +28,6 @@ _VENDORS = (
     *("KVM", "QEMU", "Firecracker", "VMware", "VirtualBox", "Xen"),
     *("Amazon EC2", "Google", "Microsoft", "Parallels", "bhyve"),
 )
-_NO_DISK = {"tmpfs": "memory", "ramfs": "memory", "devtmpfs": "memory", "overlay": "layers of other file systems"}
-_REMOTE = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "virtiofs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "afs",
-        "beegfs",
-        "gpfs",
-        "ocfs2",
-        "gfs2",
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Mount:
-    """The mount that holds a directory, as /proc/self/mountinfo has it; ``device`` is major:minor."""
-
-    device: str
-    point: str
-    filesystem: str
-    source: str
-    options: str
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
@@ -67,7 +37,7 @@ def machine_facts(directory: Path) -> dict[str, Any]:
     """
     import psutil  # only `run` needs it
 
-    mount = mount_of(directory)
+    mount = mounts.mount_of(directory)
     facts: dict[str, Any] = {
         "system": platform.system(),
         "kernel": platform.release(),
@@ -106,30 +76,16 @@ def machine8(facts: Mapping[str, Any]) -> str:
 
 def why_no_latency(directory: Path) -> str | None:
     """Why latencies measured in ``directory`` say nothing about a local disk; None where they do."""
-    filesystem = mount_of(directory).filesystem
-    if filesystem in _NO_DISK:
-        return f"{filesystem} is {_NO_DISK[filesystem]}, not a disk"
-    if filesystem in _REMOTE:
+    filesystem = mounts.mount_of(directory).filesystem
+    if filesystem in mounts.MEMORY:
+        return f"{filesystem} is memory, not a disk"
+    if filesystem in mounts.LAYERS:
+        return f"{filesystem} is layers of other file systems, not a disk"
+    if filesystem in mounts.REMOTE:
         return f"{filesystem} is a network or host share, not a local disk"
     if filesystem.startswith("fuse"):
         return f"{filesystem} runs in a process of its own, not on a disk"
     return None
-
-
-def mount_of(directory: Path) -> Mount:
-    """The mount that holds ``directory``, or would hold it."""
-    place = os.path.realpath(directory)
-    found = Mount("0:0", "/", "unknown", "unknown", "")
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        front, _, back = line.partition(" - ")
-        _, _, device, _, point, options, *_ = front.split(" ")
-        filesystem, source, super_options = [*back.split(" "), "", ""][:3]
-        point = _unescaped(point)
-        # The longest mount point wins; of two on the same place the later one, which hides the earlier.
-        if Path(place).is_relative_to(point) and len(point) >= len(found.point):
-            merged = ",".join(dict.fromkeys([*options.split(","), *super_options.split(",")]))
-            found = Mount(device, point, filesystem, _unescaped(source), merged)
-    return found
 
 
 def commit_facts() -> dict[str, Any] | None:
@@ -160,12 +116,8 @@ def _git(git: str, checkout: Path, *arguments: str) -> str | None:
         return log.read_text(errors="replace").strip()
 
 
-def _unescaped(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field)
-
-
 def _cpu_model() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in mounts.read(Path("/proc/cpuinfo")).splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model", "Processor"):
             return value.strip()
@@ -174,37 +126,23 @@ def _cpu_model() -> str:
 
 def _virtualisation() -> str:
     """Who runs this machine, as far as it lets on; "none" for bare metal, with "container" added inside of one."""
-    dmi = " ".join(_read(Path("/sys/class/dmi/id") / name) for name in ("sys_vendor", "product_name", "board_vendor"))
+    dmi = " ".join(
+        mounts.read(Path("/sys/class/dmi/id") / name) for name in ("sys_vendor", "product_name", "board_vendor")
+    )
     named = next((vendor for vendor in _VENDORS if vendor.lower() in dmi.lower()), "")
-    named = named or _read(Path("/sys/hypervisor/type"))
-    if not named and re.search(r"^flags\s*:.*\bhypervisor\b", _read(Path("/proc/cpuinfo")), re.MULTILINE):
+    named = named or mounts.read(Path("/sys/hypervisor/type"))
+    if not named and re.search(r"^flags\s*:.*\bhypervisor\b", mounts.read(Path("/proc/cpuinfo")), re.MULTILINE):
         named = "a hypervisor"
     contained = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     return f"{named or 'none'}{', container' if contained else ''}"
 
 
-def _device(mount: Mount) -> dict[str, Any]:
-    """The disk below a mount; what the kernel does not tell (or what is no disk) is None."""
-    node = Path("/sys/dev/block") / mount.device
-    if not node.exists():  # btrfs and overlays have a device number of their own
-        node = Path("/sys/class/block") / Path(os.path.realpath(mount.source)).name
-    if not node.exists():
-        return dict.fromkeys(("name", "model", "rotational", "write_cache", "fua"))
-    node = node.resolve()
-    disk = node.parent if (node / "partition").exists() else node
-    model = _read(disk / "device" / "model") or _read(disk / "dm" / "uuid").partition("-")[0]
-    rotational, fua = (_read(disk / "queue" / name) for name in ("rotational", "fua"))
+def _device(mount: mounts.Mount) -> dict[str, Any]:
+    disk = mounts.disk_of(mount)
     return {
-        "name": node.name,
-        "model": model or None,
-        "rotational": rotational == "1" if rotational else None,
-        "write_cache": _read(disk / "queue" / "write_cache") or None,
-        "fua": fua == "1" if fua else None,
+        "name": disk.name,
+        "model": disk.model,
+        "rotational": disk.rotational,
+        "write_cache": disk.write_cache,
+        "fua": disk.fua,
     }
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
