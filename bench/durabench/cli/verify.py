@@ -11,10 +11,10 @@ from durabench.cli.options import Names, seconds
 from durabench.cli.screen import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from durabench.verify import Report
-    from durabench_backends.contract import Domain, Goal
+    from durabench_backends.contract import Goal
 
 
 def verify(
@@ -66,9 +66,9 @@ def verify(
     if command and "--" not in sys.argv:
         message = f"one URL at a time; a program to be watched comes after --: durabench verify URL -- {command[0]} …"
         raise verifying.UsageError(message)
-    goal = _goal(survive, max_loss)
+    goal = verifying.goal(survive, seconds(max_loss))
     outputs = verifying.outputs(form or ["table"])
-    ignored = _ignored(ignore or ())
+    ignored = verifying.ignored(ignore or ())
     try:
         report = verifying.verify(url, goal, probe=probe, ignore=ignored, command=command or ())
         status = report.exit_status
@@ -93,33 +93,3 @@ def _page(asked: str, url: str | None) -> str:
     from durabench_backends import registry
 
     return page(asked, None if url is None else registry.load(registry.name_for_url(url)))
-
-
-def _goal(survive: str, max_loss: str) -> Goal:
-    from durabench_backends.contract import Goal
-
-    return Goal(_domain(survive), seconds(max_loss))
-
-
-def _domain(asked: str) -> Domain:
-    from durabench.verify import UsageError
-    from durabench_backends.contract import RATED_DOMAINS, Domain
-
-    by_name = {**{domain.label: domain for domain in RATED_DOMAINS}, "power": Domain.DRIVE}
-    if asked not in by_name:
-        message = f"--survive {asked!r}: what may die is client, server, machine or drive"
-        raise UsageError(message)
-    return by_name[asked]
-
-
-def _ignored(asked: Sequence[str]) -> dict[str, str]:
-    from durabench.verify import UsageError
-
-    found = {}
-    for each in asked:
-        one, _, reason = each.partition("=")
-        if not one.strip() or not reason.strip():
-            message = f"--ignore {each!r} needs a reason: --ignore ID=REASON"
-            raise UsageError(message)
-        found[one.strip()] = reason.strip()
-    return found

@@ -5,8 +5,9 @@ the adapter what they mean for a goal, and with leave proves it by behaviour.
 explains one check.
 """
 
-from durabench.verify.formats import FORMS, document, outputs, render, write
-from durabench.verify.look import UsageError, verify
+from durabench.verify.asked import UsageError, goal, ignored
+from durabench.verify.formats import FORMS, clean, document, outputs, render, write
+from durabench.verify.look import verify
 from durabench.verify.pages import UnknownCheck, page
 from durabench.verify.verdict import Report, Verdict
 
@@ -16,7 +17,10 @@ __all__ = [
     "UnknownCheck",
     "UsageError",
     "Verdict",
+    "clean",
     "document",
+    "goal",
+    "ignored",
     "outputs",
     "page",
     "render",

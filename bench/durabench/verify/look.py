@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from durabench.redact import MASK, redact
+from durabench.verify.asked import UsageError
 from durabench.verify.pages import ids_of, prefix_of
 from durabench.verify.verdict import Report
 from durabench_backends import registry
@@ -35,14 +36,6 @@ SHORTEST_SECRET = 4
 """A shorter password is not looked for in messages: it would be found everywhere."""
 
 Found = TypeVar("Found")
-
-
-class UsageError(ValueError):
-    """Something that cannot be verified as asked; the message names the mend (exit 2)."""
-
-
-class Unreached(Exception):
-    """There was nothing to look at; the message says why, and how to mend it."""
 
 
 class Target(NamedTuple):
