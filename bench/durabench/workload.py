@@ -1,4 +1,4 @@
-"""What a writer does until it dies: the five workloads, each an endless seeded plan of operations.
+"""What a writer does until it dies: the workloads, each an endless seeded plan of operations.
 
 Data is put first; the metadata record that refers to it commits it. The victim is one of the puts 2…40.
 """
@@ -92,6 +92,12 @@ def _sharded(ops: _Ops, _rng: Random) -> Iterator[Op]:
         yield ops.put(METADATA, f"step-{step:06d}-complete", METADATA_BYTES, *shards)
 
 
+def _whole(ops: _Ops, _rng: Random) -> Iterator[Op]:
+    """What agent puts, not split: metadata and data in one value, at every step, a new key each."""
+    for step in count():
+        yield ops.put(METADATA, f"step-{step:06d}", METADATA_BYTES + DATA_BYTES)
+
+
 @dataclass
 class Planned:
     """A workload of plain puts, gets and deletes, given by its plan."""
@@ -120,11 +126,11 @@ class Planned:
             raise LookupError(message)
 
 
-PLANS = (_agent, _append, _overwrite, _rotate, _sharded)
+PLANS = (_agent, _append, _overwrite, _rotate, _sharded, _whole)
 WORKLOADS: dict[str, Callable[[int, int], Workload]] = {
     plan.__name__.lstrip("_"): cast("Callable[[int, int], Workload]", partial(Planned, plan)) for plan in PLANS
 }
-METADATA_ONLY = ("append", "rotate")
+METADATA_ONLY = ("append", "rotate", "whole")
 """Workloads that put no data: their trials have no data row."""
 
 
