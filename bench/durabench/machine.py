@@ -164,6 +164,10 @@ class Here:
             self._ports[name] = self.ports.draw()
         return self._ports[name]
 
+    def daemon_pids(self) -> list[int]:
+        """The whole trees of all daemons, now."""
+        return [pid for daemon in self._daemons for pid in process.tree(daemon)]
+
     @property
     def ports_drawn(self) -> dict[str, int]:
         """Every port that was asked for, by name."""

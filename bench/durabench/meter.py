@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from durabench_backends.contract import Store
 
 TILE_BYTES = 4 << 20
-"""Noise repeats after so much: beyond the window of every codec that a store or file system uses, and made in no time."""
+"""Noise repeats after so much: beyond the window of every codec that a store or file system uses."""
 TILE_RECORDS = 4096
 """Records repeat after so many, some 250 KiB, for the same reason."""
 KEPT_BYTES = 1 << 16
@@ -39,7 +39,8 @@ def value_part(seed: int, name: str, size: int, *, compressible: bool) -> bytes:
         tile = json.dumps(records).encode()
     else:
         tile = rng.randbytes(min(TILE_BYTES, size))
-    return tile if len(tile) == size else (tile * (size // max(len(tile), 1) + 1))[:size]
+    times, rest = divmod(size, len(tile)) if tile else (0, 0)
+    return b"".join([*[tile] * times, tile[:rest]])  # at once: a copy of the largest takes as long as its put
 
 
 class _Values:
@@ -72,7 +73,7 @@ def take_steps(
     await_line: Callable[[], None],
 ) -> None:
     """Carry out ``steps``, lists of puts (namespace, key, parts), until they are done, ``limit_s`` is over (but never
-    fewer than ``at_least``), or one is refused. Tells ready, step (with ``lockstep``), written; closes in order.
+    fewer than ``at_least``), or one is refused. Tells ready, step (with ``each``), written; closes in order.
     """
     values = _Values(order["seed"], compressible=order["compressible"])
     if order["warm_up"]:
@@ -94,7 +95,7 @@ def take_steps(
             break
         digests.append([hashlib.sha256(value).hexdigest() for _, _, value in made])
         del made
-        if order["lockstep"]:
+        if order["each"]:
             tell({"e": "step", "i": index})
             await_line()
         if index + 1 >= order["at_least"] and time.monotonic() - began >= order["limit_s"]:

@@ -331,6 +331,11 @@ def _send_all(pidfds: Iterable[int], number: int) -> None:
             pidfd_send_signal(pidfd, number)
 
 
+def tree(root: Process) -> list[int]:
+    """Its pid and those of all its descendants now."""
+    return [root.pid, *_children(root.pid)]
+
+
 THREADS_CHILDREN = "/proc/thread-self/children"
 
 
