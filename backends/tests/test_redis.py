@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durabench import fault, service
-from durabench_backends import redis
 from durabench_backends.contract import Domain, Fact, NotReady, Refused
-from durabench_backends.redis import Redis, Valkey
+from durabench_backends.redis import Redis, Valkey, adapter, promises, wire
 
 CLASSES = {"redis": Redis, "valkey": Valkey}
 NAMES = [setting.name for setting in Redis.settings]
@@ -109,18 +108,26 @@ def no_stronger(weaker, promise):
 VALUES = {
     "appendonly": ["yes", "no"],
     "appendfsync": ["always", "everysec", "no", "nonsense"],
-    "no-appendfsync-on-rewrite": ["yes", "no"],
+    "no_appendfsync_on_rewrite": ["yes", "no"],
     "save": ["", "3600 1"],
     "maxmemory": ["0", "1000000"],
-    "maxmemory-policy": ["noeviction", "allkeys-lru", "volatile-ttl"],
+    "maxmemory_policy": ["noeviction", "allkeys-lru", "volatile-ttl"],
     "waitaof": ["yes", "no"],
+    "role": ["master", "slave"],
+    "config_rewrite": ["as running", "as started", "changed since the start", "appendonly no", "appendfsync no"],
+    "last_write_status": ["ok", "err"],
+    "filesystem": ["ext4", "tmpfs"],
+    "mount_options": ["rw", "rw,nobarrier"],
 }
 
 
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in VALUES.items()}), st.data())
 def test_missing_facts_never_strengthen_the_promise(values, data):
-    facts = [Fact(f"valkey.{name}", value, "drawn") for name, value in values.items()]
+    # Without its options a mount is judged by its file system alone, and both are always told together.
+    facts = [Fact(f"redis.{name}", value, "drawn") for name, value in values.items()]
     kept = data.draw(st.lists(st.sampled_from(facts), unique=True))
+    if any(fact.id == "redis.filesystem" for fact in kept):
+        kept = [*(fact for fact in kept if fact.id != "redis.mount_options"), facts[-1]]
     whole = Valkey.promise(facts)
     assert no_stronger(Valkey.promise(kept), whole)
     assert Valkey.promise(iter(reversed(facts))) == whole
@@ -136,8 +143,8 @@ def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that
         assert running.promise == setting.promise
         facts = {fact.id: fact for fact in running.facts}
         for option, value in setting.options.items():
-            assert (facts[f"{engine}.{option}"].value, facts[f"{engine}.{option}"].origin) == (value, "command line")
-        assert facts[f"{engine}.save"].value == redis.SHIPPED["save"]
+            assert (facts[f"redis.{option}"].value, facts[f"redis.{option}"].origin) == (value, "command line")
+        assert facts["redis.save"].value == promises.SHIPPED["save"]
         backend = running.backend
         before = backend.identity()
         with closing(backend.open("data")) as store:
@@ -167,7 +174,7 @@ def test_save_points_keep_everything_over_an_orderly_stop(engine, tmp_path):
 
 
 def test_waitaof_is_no_acknowledgement_before_the_server_has_flushed(shared, monkeypatch):
-    monkeypatch.setattr(redis, "WAITAOF_TIMEOUT_MS", 100)
+    monkeypatch.setattr(adapter, "WAITAOF_TIMEOUT_MS", 100)
     with configured(shared, "appendfsync", "no"), closing(shared.backend.open("flush")) as store:
         for write in (
             lambda: store.put("a", b"1"),
@@ -224,7 +231,7 @@ def test_namespaces_that_look_alike_stay_apart(everysec):
 
 
 def test_a_server_that_hangs_does_not_hang_the_client(shared, everysec, monkeypatch):
-    monkeypatch.setattr(redis, "OPERATION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(wire, "OPERATION_TIMEOUT_S", 0.3)
     process = int(administrate(shared, "INFO", "server")["process_id"])
     with closing(everysec.open("hang")) as store:
         os.kill(process, signal.SIGSTOP)
@@ -263,8 +270,8 @@ def test_somebodys_server_is_used_through_its_url(shared):
     assert backend.commands() == ()
     facts = {fact.id: fact for fact in backend.inspect()}
     # Without the right to read the configuration, what INFO tells is known and the rest is not assumed.
-    assert (facts[f"{engine}.appendonly"].value, facts[f"{engine}.appendonly"].origin) == ("yes", "INFO")
-    assert f"{engine}.appendfsync" not in facts
+    assert (facts["redis.appendonly"].value, facts["redis.appendonly"].origin) == ("yes", "INFO aof_enabled")
+    assert facts["redis.appendfsync"].unread.endswith("ACL SETUSER app +config|get")
     assert backend.promise(facts.values()).tier == "T0"
     backend.create()
     with closing(backend.open("guest")) as store:
