@@ -65,20 +65,9 @@ class Prepared:
         """Its part of ``run.json``."""
         return {
             "facts": {fact.id: {"value": fact.value, "origin": fact.origin} for fact in self.facts},
-            "promise": None if self.promise is None else promise_json(self.promise),
+            "promise": None if self.promise is None else self.promise.as_json(),
             "why_not": self.why_not,
         }
-
-
-def promise_json(promise: Promise) -> dict[str, Any]:
-    """A promise as ``run.json`` keeps it; `service.promise_from` reads it."""
-    return {
-        "may_lose_s": {domain.label: seconds for domain, seconds in sorted(promise.may_lose_s.items())},
-        "atomic": None if promise.atomic is None else promise.atomic.label,
-        "ordered": None if promise.ordered is None else promise.ordered.label,
-        "source": promise.source,
-        "tier": promise.tier,
-    }
 
 
 class Interrupted(Exception):
@@ -144,7 +133,7 @@ def run_visit(
 def run_recording(
     plans: Sequence[TrialPlan],
     laboratory: Laboratory,
-    keep_at: Path,
+    shelf: recorded.Shelf,
     prepared: Mapping[Target, Prepared],
     tell: Callable[[Outcome | tuple[Visit, str]], None],
     stop: threading.Event,
@@ -168,7 +157,8 @@ def run_recording(
             try:
                 recorded.run_states(made, plans, laboratory, hear, stop.is_set)
                 if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
-                    recorded.keep(made, keep_at)
+                    of = " ".join([*(target.label for target in plans[0].targets.values()), str(plans[0].filesystem)])
+                    shelf.keep(made, of, broken=any(row["verdict"] == "broken" for row in found))
             finally:
                 made.close()
     except (HarnessError, NoMachine, OSError) as error:
@@ -193,15 +183,18 @@ class Campaign:
     budget_s: float | None
     dear_trials: int | None
     dear_every_rounds: int
+    round_kills: int
     executor: Executor
     at_once: int
     say: Callable[[str], None]
     progress: Callable[[int, int, str], None]
     power_budget_s: float | None = None
+    recordings_max_bytes: int = 256 << 20
     latency_matters: bool = True
     no_machine: str | None = None
     """Why nothing could be reset here, although that was planned."""
     stop: threading.Event = field(default_factory=threading.Event)
+    shelf: recorded.Shelf = field(init=False)
     troubles: dict[tuple[Target, Target], str] = field(default_factory=dict)
     control_rows: list[Row] = field(default_factory=list)
     _mail: queue.SimpleQueue[Outcome | tuple[Visit, str]] = field(default_factory=queue.SimpleQueue)
@@ -218,6 +211,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         sys.setswitchinterval(SWITCH_S)
+        self.shelf = recorded.Shelf(self.folder.path / "recordings", self.recordings_max_bytes)
 
     def run(self, only: frozenset[int] | None = None) -> None:
         """Controls, then rounds until the budget or the plan is spent. ``only``: numbers of the trials still to do (a
@@ -239,12 +233,12 @@ class Campaign:
         if not any(plan.recording is None for plan in wanted):
             return
         here = [plan for plan in self.plans if plan.recording is None]
-        live = len({(plan.metadata, plan.data, plan.fault) for plan in here if plan.control is None})
         chosen = {plan.trial for plan in wanted}
         self._began = time.monotonic()
         self._floor("before", times=2)
         self._controls([plan for plan in wanted if plan.control and plan.recording is None])
-        for number, members in enumerate(schedule.rounds(here, live, by_budget=self.budget_s is not None)):
+        by_budget = self.budget_s is not None
+        for number, members in enumerate(schedule.rounds(here, by_budget=by_budget, round_kills=self.round_kills)):
             due = self._due(number, [plan for plan in members if plan.trial in chosen])
             if due and not self._round(number, due):
                 break
@@ -294,9 +288,8 @@ class Campaign:
         return sum(self._recordings_s) / len(self._recordings_s) if self._recordings_s else 0.0
 
     def _submit_recording(self, plans: Sequence[TrialPlan], laboratory: Laboratory) -> Future[None]:
-        keep_at = self.folder.recording_path(f"{plans[0].recording}.gz")
         future = self.executor.submit(
-            run_recording, plans, laboratory, keep_at, self.prepared, self._mail.put, self.stop, self._recordings_s
+            run_recording, plans, laboratory, self.shelf, self.prepared, self._mail.put, self.stop, self._recordings_s
         )
         self._futures = [*(other for other in self._futures if not other.done()), future]
         return future
@@ -335,14 +328,17 @@ class Campaign:
         return sum(seen) / len(seen) > DEAR_S if seen else False
 
     def _due(self, number: int, members: Sequence[TrialPlan]) -> list[TrialPlan]:
-        due = []
+        due: list[TrialPlan] = []
+        taken: set[tuple[Target, Target, str]] = set()
         for plan in members:
             key = (plan.metadata, plan.data)
             if key in self.troubles:
                 continue
             if self.dear(key):
-                if self.budget_s is not None and number % self.dear_every_rounds:
+                # By budget a dear pair gets one trial of each fault in every so many rounds.
+                if self.budget_s is not None and (number % self.dear_every_rounds or (*key, plan.fault) in taken):
                     continue
+                taken.add((*key, plan.fault))
                 if self.budget_s is None and self._counts.get((*key, plan.fault), 0) >= (
                     self.dear_trials or len(self.plans)
                 ):

@@ -51,6 +51,7 @@ class Power(BaseModel):
     puts: Annotated[int, Field(ge=2)] = 40
     states: Annotated[int, Field(ge=1)] = 24
     server_states: Annotated[int, Field(ge=1)] = 6
+    recordings_mib: Annotated[float, Field(ge=0)] = 256
 
     @model_validator(mode="after")
     def _budget_or_trials(self) -> Power:
@@ -74,6 +75,8 @@ class Profile(BaseModel):
     trials: Annotated[int, Field(ge=1)] | None = None
     dear_trials: Annotated[int, Field(ge=1)] | None = None
     dear_every_rounds: Annotated[int, Field(ge=1)] = 1
+    round_kills: Annotated[int, Field(ge=1)] = 1
+    """Kills of a cell in one round of a budget: more of them share one bring-up."""
     at_once: Annotated[int, Field(ge=1, le=64)] = 2
     puts: Annotated[int, Field(ge=1)] = 100
     write_s: Annotated[float, Field(gt=0)] = 0.5

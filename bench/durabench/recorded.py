@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ UP_S = 60.0
 LATE_S = 0.05
 """How late the controller may hear that a put began: what reached the disk before is attempted, not invented."""
 RECORDING_MAX_BYTES = 64 << 20
-"""A losing recording is kept, with the disk it began from, unless it is larger than this."""
+"""A losing recording is kept, with the disk it began from, unless it is larger than this, or `Shelf` is full."""
 POLL_S = 0.02
 
 
@@ -566,12 +567,60 @@ def _state(words: str, position: int) -> vm.CrashState:
     return vm.CrashState(position, vm.Mode(mode), int(seed), int(unit_bytes), lie_from)
 
 
-def keep(recorded: Recorded, path: Path) -> str | None:
-    """Store a recording with the disk it began from, compressed; why not where it is too large."""
-    recorded.recording.save(path, base=recorded.base.image)
-    size = path.stat().st_size
-    if size > RECORDING_MAX_BYTES:
-        path.unlink()
-        limit = f"the limit is {RECORDING_MAX_BYTES >> 20}"
-        return f"the recording {recorded.name} is not kept: {size >> 20} MiB compressed, {limit}"
-    return None
+@dataclass
+class Shelf:
+    """The kept recordings of a run: ``max_bytes`` together at most, and first of all one of each setting that lost, one
+    that broke a promise before one that lost what nobody promised.
+
+    What is there already, of a run that is resumed, stays. ``not_kept`` says of each recording that is not kept why.
+    `keep` may be called by several threads.
+    """
+
+    folder: Path
+    max_bytes: int
+    not_kept: dict[str, str] = field(default_factory=dict)
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        for path in sorted(self.folder.glob("*.gz")):
+            self._kept[path.name.removesuffix(".gz")] = _Kept(("", path.name), 0, path.stat().st_size)
+
+    def keep(self, recorded: Recorded, of: str, *, broken: bool) -> None:
+        """Store a recording of the setting ``of`` with the disk it began from, compressed, where there is room."""
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{recorded.name}.gz"
+        recorded.recording.save(path, base=recorded.base.image)
+        size = path.stat().st_size
+        with self._lock:
+            group = ("broken" if broken else "lost", of)
+            rank = (0 if broken else 1) + 2 * any(other.group == group for other in self._kept.values())
+            if size > RECORDING_MAX_BYTES or not self._room(size, rank):
+                path.unlink()
+                limit = min(RECORDING_MAX_BYTES, self.max_bytes)
+                self.not_kept[recorded.name] = f"{size:,} bytes compressed, and the limit of {limit:,} is reached"
+            else:
+                self._kept[recorded.name] = _Kept(group, rank, size)
+
+    def _room(self, size: int, rank: int) -> bool:
+        """Whether so much fits, after what matters less has made room for it."""
+        free = self.max_bytes - sum(one.size_bytes for one in self._kept.values())
+        lesser = sorted((one.rank, one.size_bytes, name) for name, one in self._kept.items() if one.rank > rank)
+        if free + sum(each for _, each, _ in lesser) < size:
+            return False
+        while free < size:
+            _, freed, name = lesser.pop()
+            del self._kept[name]
+            (self.folder / f"{name}.gz").unlink()
+            self.not_kept[name] = "made room for one that tells more"
+            free += freed
+        return True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A recording on the shelf. ``rank``: 0 is the last to go."""
+
+    group: tuple[str, str]
+    rank: int
+    size_bytes: int

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.host import commit_facts, machine8, machine_facts, why_no_latency
 from durabench.redact import as_json_lines, redact, redact_all, redact_argv
-from durabench.row import FLOOR, ROW, Row, checked
+from durabench.row import FLOOR, PLAN, ROW, Row, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOOR",
+    "METHODOLOGY",
     "REFUSALS",
     "ROW",
     "SCHEMA_VERSION",
@@ -67,8 +68,15 @@ __all__ = [
     "why_no_latency",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of run.json, the rows and the JSON documents made of them. History (also in results/README.md):
+
+1  2026-12  first
+2  2026-12  run.json: ``plan`` names what many trials share once, in ``plan_shared``; ``methodology``
+"""
+METHODOLOGY = 1
+"""How trials are made and judged, where that changes what a result means; results before and after an entry are not
+compared. Log (also in results/README.md):
 
 1  2026-12  first
 """
@@ -139,6 +147,8 @@ class Folder:
     """The results of one run. `create`, `create_at` and `resume` give one to write to, `open` one to read."""
 
     path: Path
+    forget: str = ""
+    """A path of this machine that is not to be in what is written, such as the scratch directory: it becomes ``…``."""
     _lock: int | None = None
     _files: dict[str, int] = field(default_factory=dict)
 
@@ -176,7 +186,7 @@ class Folder:
 
     @classmethod
     def _claimed(cls, path: Path) -> Folder:
-        folder = cls(path, _locked(path, 0.0))
+        folder = cls(path, _lock=_locked(path, 0.0))
         if any(path.iterdir()):  # asked under the lock, so that of two creators one is refused
             folder.close()
             message = f"{path} is not empty; --out takes a new or empty folder, --resume goes on with an unfinished run"
@@ -192,10 +202,13 @@ class Folder:
         NewerSchema.
         """
         begun = cls.open(path)
-        folder = cls(path, _locked(path, patience_s))
+        folder = cls(path, _lock=_locked(path, patience_s))
         try:
             refuse_finished(begun)
-            _compare(path, begun.run, json.loads(json.dumps(redact_all(dict(run)))))
+            was = begun.run
+            if "plan" in was:
+                was["plan"] = begun.plan()
+            _compare(path, was, json.loads(json.dumps(redact_all(dict(run)))))
             _cut_torn(begun)
         except BaseException:
             folder.close()
@@ -211,24 +224,28 @@ class Folder:
             message = f"{path}/run.json has no schema_version: not a results folder; {_MEND}"
             raise NotAFolder(message)
         if version > SCHEMA_VERSION:
-            message = f"{path} has schema {version}, newer than this durabench knows ({SCHEMA_VERSION}); upgrade it"
+            message = (
+                f"{path} has schema {version}, which needs a newer durabench than this one (it knows up to "
+                f"{SCHEMA_VERSION}): pip install --upgrade durabench, or take the checkout that wrote it"
+            )
             raise NewerSchema(message)
         return folder
 
     # ------------------------------------------------------------------ writing
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, once, before the first trial; adds ``schema_version`` and ``created``, takes secrets out.
+        """Write run.json, once, before the first trial; adds ``schema_version``, ``methodology`` and ``created``, takes
+        secrets out.
 
-        Members that are read again: ``plan`` (a list of mappings with ``trial`` and ``seed``), ``machine`` (of
-        `machine_facts`), ``versions``, ``commit``, ``command``, ``profile``, ``seed``, and ``cells``: every cell that
-        the run is about, as a mapping of backend, setting, tier, namespace, workload, fault, lane, host, and, where it
-        is known beforehand that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, or the dash
-        for what cannot happen here) and
-        ``why``.
+        Members that are read again: ``plan`` (mappings with ``trial`` and ``seed``), ``machine`` (of `machine_facts`),
+        ``versions``, ``commit``, ``command``, ``profile``, ``seed``, and ``cells``: every cell of the run, as
+        a mapping of backend, setting, tier, namespace, workload, fault, lane, host, and, where it is known beforehand
+        that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, or the dash for what cannot happen
+        here) and ``why``.
         """
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write_once("run.json", {"schema_version": SCHEMA_VERSION, "created": created, **run})
+        numbers = {"schema_version": SCHEMA_VERSION, "methodology": METHODOLOGY}
+        self._write_once("run.json", {**numbers, "created": created, **_factored(run)})
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record one whole trial: all its rows in one write, on the disk when this returns.
@@ -240,11 +257,19 @@ class Folder:
         if len({(row["trial"], row["attempt"]) for row in whole}) != 1:
             message = "rows of exactly one trial are recorded at a time"
             raise ValueError(message)
-        self._append("trials.jsonl", _lines(whole))
+        self._append("trials.jsonl", self._lines(whole))
 
     def append_floor(self, row: Mapping[str, Any]) -> None:
         """Record one floor measurement (`row.FLOOR`), on the disk when this returns."""
-        self._append("floors.jsonl", _lines([checked(row, FLOOR)]))
+        self._append("floors.jsonl", self._lines([checked(row, FLOOR)]))
+
+    def append_plan(self, row: Mapping[str, Any]) -> None:
+        """Record one trial of a plan (`row.PLAN`), on the disk when this returns."""
+        self._append("plan.jsonl", self._lines([checked(row, PLAN)]))
+
+    def write_plan(self, document: Mapping[str, Any]) -> None:
+        """Write plan.json, once, before done.json: what the rows add up to, and what is recommended."""
+        self._write_once("plan.json", {"schema_version": SCHEMA_VERSION, **document})
 
     def append_samples(self, latencies_ns: Iterable[int]) -> tuple[int, int]:
         """Store latencies; returns ``(samples_at, samples_n)`` for the row they belong to, which is recorded after."""
@@ -261,14 +286,12 @@ class Folder:
         A history without rows is of a trial that never ended, and is replaced when that is run again.
         """
         path = self._history_path(trial, attempt)
-        self._whole(path, gzip.compress(as_json_lines(events).encode(), 6, mtime=0))
+        self._whole(path, gzip.compress(self._lines(events), 6, mtime=0))
         return path
 
-    def recording_path(self, name: str) -> Path:
-        """Where the recording ``name`` of a losing trial is to be written."""
-        path = self.path / "recordings" / name
-        path.parent.mkdir(exist_ok=True)
-        return path
+    def has_recording(self, name: str) -> bool:
+        """Whether the recording ``name`` is kept, so that its crash states can be rebuilt."""
+        return (self.path / "recordings" / f"{name}.gz").exists()
 
     def finish(self, exit_status: int, **more: Any) -> None:
         """Write done.json, the last thing: from now on the folder never changes. Lets go of it.
@@ -320,6 +343,15 @@ class Folder:
         """The floor measurements, in order; a torn last one is dropped."""
         return _whole_lines(self.path / "floors.jsonl")[0]
 
+    def plan_rows(self) -> list[Row]:
+        """The trials of a plan, in order; a torn last one is dropped."""
+        return _whole_lines(self.path / "plan.jsonl")[0]
+
+    @property
+    def plan_document(self) -> dict[str, Any] | None:
+        """plan.json; None where this is no plan, or one that has not ended."""
+        return _member(self.path, "plan.json") if (self.path / "plan.json").exists() else None
+
     def samples(self, at: int | None, n: int | None) -> array[int]:
         """The latencies in ns that a row points to; empty where it has none, or where they are no longer there."""
         samples = array("q")
@@ -334,6 +366,12 @@ class Folder:
             samples.byteswap()
         return samples
 
+    @staticmethod
+    def history_name(row: Mapping[str, Any]) -> str:
+        """Where in the folder the history of a row's trial stands."""
+        trial, attempt = row["trial"], row["attempt"]
+        return f"histories/{trial}.jsonl.gz" if attempt == 1 else f"histories/{trial}.{attempt}.jsonl.gz"
+
     def history(self, trial: int, attempt: int = 1) -> list[Event]:
         """The events of a trial. FileNotFoundError where they are gone (a machine that crashed may keep rows only)."""
         path = self._history_path(trial, attempt)
@@ -344,6 +382,15 @@ class Folder:
             message = f"{path} is torn"
             raise FileNotFoundError(message) from None
 
+    def plan(self) -> list[Row]:
+        """Every planned trial with all its members, in order, whatever schema it was written in."""
+        run = self.run
+        rows = []
+        for row in run.get("plan", ()):
+            shared = run["plan_shared"][row.pop("as")] if "as" in row else {}
+            rows.append({**shared, **row})
+        return rows
+
     def remaining(self) -> list[int]:
         """Numbers of the planned trials that have no rows yet, in the plan's order."""
         ended = {rows[0]["trial"] for rows in self.each_trial()}
@@ -352,7 +399,7 @@ class Folder:
     # ------------------------------------------------------------------ inside
 
     def _history_path(self, trial: int, attempt: int) -> Path:
-        return self.path / "histories" / (f"{trial}.jsonl.gz" if attempt == 1 else f"{trial}.{attempt}.jsonl.gz")
+        return self.path / self.history_name({"trial": trial, "attempt": attempt})
 
     def _append(self, name: str, content: bytes) -> int:
         """Append and sync; all of it or, where there is no room, nothing. Returns the file's new length."""
@@ -403,8 +450,13 @@ class Folder:
         if path.exists():
             message = f"{path} is written once"
             raise RuntimeError(message)
-        text = json.dumps(redact_all(dict(content)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        self._whole(path, text.encode(), sync=True)
+        self._whole(path, self._forgotten(_document(redact_all(dict(content)))).encode(), sync=True)
+
+    def _lines(self, rows: Iterable[Mapping[str, Any]]) -> bytes:
+        return self._forgotten(as_json_lines(rows)).encode()
+
+    def _forgotten(self, text: str) -> str:
+        return text.replace(json.dumps(self.forget, ensure_ascii=False)[1:-1], "…") if self.forget else text
 
     def _full(self, error: OSError) -> Exception:
         if error.errno not in _NO_ROOM:
@@ -412,6 +464,34 @@ class Folder:
         kept = sum(1 for _ in self.each_trial())
         said = f"no room left for the results ({error.strerror}): {kept} trials are kept in {self.path} and can be read"
         return ResultsFull(f"{said}; make room, then go on with --resume {self.path}")
+
+
+def _factored(run: Mapping[str, Any]) -> dict[str, Any]:
+    """run.json with a plan in which what many trials have in common is named once: each keeps its number and its seed,
+    and says with ``as`` which of ``plan_shared`` has the rest. A plan of 30,000 trials would else be most of a run.
+    """
+    if "plan" not in run:
+        return dict(run)
+    shared: dict[str, int] = {}
+    rows = []
+    for trial in run["plan"]:
+        rest = json.dumps({name: value for name, value in trial.items() if name not in ("trial", "seed")})
+        number = shared.setdefault(rest, len(shared))
+        rows.append({"trial": trial["trial"], "seed": trial["seed"], "as": number})
+    return {**run, "plan_shared": [json.loads(rest) for rest in shared], "plan": rows}
+
+
+def _document(content: Mapping[str, Any]) -> str:
+    """JSON that a person can read and a diff can follow: a line per entry of a list of mappings."""
+    write = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+    members = []
+    for name, value in content.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(map(write.encode, value)) + "\n ]"
+        else:
+            text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).replace("\n", "\n ")
+        members.append(f" {write.encode(name)}: {text}")
+    return "{\n" + ",\n".join(members) + "\n}\n"
 
 
 def _locked(path: Path, patience_s: float) -> int:
@@ -564,10 +644,6 @@ def _trial_of(row: Row | None) -> tuple[int, int] | None:
     if row is None or not {"trial", "attempt", "rows"} <= row.keys():
         return None
     return row["trial"], row["attempt"]
-
-
-def _lines(rows: Iterable[Row]) -> bytes:
-    return as_json_lines(rows).encode()
 
 
 def _write(descriptor: int, content: bytes) -> None:

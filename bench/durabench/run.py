@@ -59,6 +59,8 @@ class Ran:
     not_run: Sequence[Mapping[str, Any]] = ()
     interrupted: bool = False
     doubts: Sequence[str] = ()
+    not_kept: Mapping[str, str] = field(default_factory=dict)
+    """Recordings of losing trials that are not kept, and why."""
 
 
 class Unsupported(RuntimeError):
@@ -105,7 +107,7 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
         prepared = _prepare_all(cells, plans, ground, workload, executor, say)
         cells = [_not_up(cell, prepared) for cell in cells]
         document = _run_json(options, asked, plans, cells, prepared, facts, workload)
-        folder = _folder(options, document, host)
+        folder = _folder(options, document, host, ground)
         say(f"results go to {folder.path}")
         if not asked.budget_s and chosen.budget_s is None:
             say(
@@ -125,11 +127,13 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
             budget_s,
             chosen.dear_trials,
             chosen.dear_every_rounds,
+            chosen.round_kills,
             executor,
             chosen.at_once,
             say,
             progress,
             power_budget_s=_power_budget_s(asked, chosen),
+            recordings_max_bytes=_recordings_max_bytes(asked, chosen),
             latency_matters=facts["latency"] is None,
         )
         return _carry_out(going, options, doubts)
@@ -155,6 +159,11 @@ def _power_budget_s(asked: Asked, chosen: profile.Profile) -> float | None:
     if asked.trials or chosen.power.budget_s is None:
         return None
     return chosen.power.budget_s * (asked.budget_s / chosen.budget_s if asked.budget_s and chosen.budget_s else 1)
+
+
+def _recordings_max_bytes(asked: Asked, chosen: profile.Profile) -> int:
+    usual = int(chosen.power.recordings_mib * 2**20)
+    return usual if asked.recordings_max_bytes is None else asked.recordings_max_bytes
 
 
 def _refuse_taken(out: Path | None) -> None:
@@ -187,7 +196,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
         return Ran(going.folder, interrupted=True)
     doubts += [f"a control failed: {name}" for name in going.failed_controls()]
     missing = campaign.cells_json(going.not_run(), going.prepared, going.workload, going.facts)
-    return Ran(going.folder, missing, doubts=doubts)
+    return Ran(going.folder, missing, doubts=doubts, not_kept=going.shelf.not_kept)
 
 
 def _ground(place: Path, options: Options) -> Ground:
@@ -246,7 +255,7 @@ def _run_json(
     return {
         "profile": options.profile,
         "seed": asked.seed,
-        "command": results.redact_argv(list(options.command)),
+        "command": results.redact_argv(["durabench", *options.command[1:]]),
         "commit": results.commit_facts(),
         "machine": dict(facts),
         "versions": {one.target.label: _versions(one) for one in prepared.values()},
@@ -272,25 +281,27 @@ def _promises(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
         _, setting = target.load()
         promise = setting.promise if setting else one.promise
         if promise is not None:
-            found[target.label] = {**campaign.promise_json(promise), "versions": bool(setting and setting.versions)}
+            found[target.label] = {**promise.as_json(), "versions": bool(setting and setting.versions)}
     return found
 
 
-def _folder(options: Options, document: Mapping[str, Any], host: str) -> results.Folder:
+def _folder(options: Options, document: Mapping[str, Any], host: str, ground: Ground) -> results.Folder:
     if options.resume:
-        return results.Folder.resume(options.resume, document)
-    if options.out:
+        folder = results.Folder.resume(options.resume, document)
+    elif options.out:
         folder = results.Folder.create_at(options.out)
     else:
         folder = results.Folder.create(LOCAL, options.profile, host)
-    folder.begin(document)
+    folder.forget = str(ground.scratch)
+    if not options.resume:
+        folder.begin(document)
     return folder
 
 
 def replay(folder: results.Folder, trial: int, directory: Path | None, say: Callable[[str], None]) -> list[Row]:
     """Run one stored plan row again, here and now, and return its rows; nothing is written to the folder."""
     require_linux()
-    planned = {row["trial"]: row for row in folder.run["plan"]}
+    planned = {row["trial"]: row for row in folder.plan()}
     if trial not in planned:
         message = f"{folder.path} has no trial {trial}; it planned {len(planned)}, numbered from 0"
         raise schedule.UsageError(message)
@@ -326,9 +337,9 @@ def _replay_recorded(
     path = folder.path / "recordings" / f"{plan.recording}.gz"
     before = next((row for row in folder.trials() if row["trial"] == plan.trial), None)
     if before is None or not path.exists():
-        message = (
-            f"trial {plan.trial} cannot be replayed: its recording is not kept (only those that lost something are)"
-        )
+        usual = "only those that lost something are, as far as there is room: --max-recordings"
+        why = (folder.done or {}).get("recordings_not_kept", {}).get(plan.recording, usual)
+        message = f"trial {plan.trial} cannot be replayed: its recording is not kept ({why})"
         raise schedule.UsageError(message)
     say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, recording {path.name}, position {before['position']}")
     ground = Ground(directory or folder.path.parent)
@@ -349,17 +360,18 @@ def _replay_recorded(
     return judgement.rows(outcome, held, before["host"], str(folder.path))
 
 
-def judge_again(folder: results.Folder) -> list[tuple[Row, Row]]:
-    """Every recorded row with the row that its stored history gives now. Runs nothing."""
+def judge_again(folder: results.Folder) -> list[tuple[Row, Row | None]]:
+    """Every recorded row with the row that its stored history gives now, None where that is gone. Runs nothing."""
     run_json = folder.run
-    plans = {row["trial"]: TrialPlan.from_json(row) for row in run_json["plan"]}
-    found = []
-    rows: dict[int, list[Row]] = {}
-    for row in folder.trials():
-        rows.setdefault(row["trial"], []).append(row)
-    for trial, before in rows.items():
-        plan = plans[trial]
-        events = folder.history(trial, before[0]["attempt"])
+    plans = {row["trial"]: TrialPlan.from_json(row) for row in folder.plan()}
+    found: list[tuple[Row, Row | None]] = []
+    for before in folder.each_trial():
+        plan = plans[before[0]["trial"]]
+        try:
+            events = folder.history(plan.trial, before[0]["attempt"])
+        except FileNotFoundError:
+            found += [(row, None) for row in before]
+            continue
         held = {name: _held_again(run_json["promises"][target.label]) for name, target in plan.targets.items()}
         outcome = Outcome(plan, events, driver=str(before[0]["driver"]))
         again = {row["namespace"]: row for row in judgement.rows(outcome, held, before[0]["host"], str(folder.path))}

@@ -68,6 +68,7 @@ class Asked:
     settle_s: float = 0.0
     flush_delay_s: float = 0.0
     server_kill: str = "tree"
+    recordings_max_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,9 @@ def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPl
     made: list[TrialPlan] = []
     if here:
         made += _controls(asked, profile)
-    for _ in range(_rounds(len(here), asked, profile) if here else 0):
-        made += [_plan(cell, asked, profile) for cell in here]
+    times = round_trials(here, 1 if asked.trials or not (asked.budget_s or profile.budget_s) else profile.round_kills)
+    for _ in range(_rounds(sum(times), asked, profile) if here else 0):
+        made += [_plan(cell, asked, profile) for cell, number in zip(here, times, strict=True) for _ in range(number)]
     if on_disk:
         made += _power_controls(on_disk[0], asked, profile)
         made += _recordings(on_disk, asked, profile)
@@ -262,6 +264,11 @@ def _rounds(live: int, asked: Asked, profile: Profile) -> int:
         return trials
     budget_s = asked.budget_s or profile.budget_s or 0
     return max(3, min(ROUNDS_MAX, int(budget_s / (0.2 * live))))
+
+
+def round_trials(found: Iterable[Cell | TrialPlan], round_kills: int) -> list[int]:
+    """How many trials each cell gets in a round: one in peace, ``round_kills`` where something dies."""
+    return [1 if faults.load(cell.fault).destroys is Domain.NOTHING else round_kills for cell in found]
 
 
 def _plan(cell: Cell, asked: Asked, profile: Profile) -> TrialPlan:
@@ -387,10 +394,13 @@ def visits(some: Iterable[TrialPlan], rng: Random) -> list[Visit]:
     return found
 
 
-def rounds(made: Sequence[TrialPlan], live: int, *, by_budget: bool) -> list[list[TrialPlan]]:
-    """The plan's trials (without controls) by rounds: one trial a cell by budget, a directory's worth by number."""
+def rounds(made: Sequence[TrialPlan], *, by_budget: bool, round_kills: int = 1) -> list[list[TrialPlan]]:
+    """The plan's trials (without controls) by rounds: one trial a cell in peace and ``round_kills`` under a kill by
+    budget, a directory's worth by number.
+    """
     trials = [plan for plan in made if plan.control is None and plan.recording is None]
-    size = live * (1 if by_budget else VISIT_TRIALS)
+    live = list({(plan.metadata, plan.data, plan.fault): plan for plan in trials}.values())
+    size = sum(round_trials(live, round_kills)) if by_budget else len(live) * VISIT_TRIALS
     return [trials[at : at + size] for at in range(0, len(trials), size)] if size else []
 
 

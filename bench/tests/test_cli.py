@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from durabench import cli
+from durabench.results import Folder
 
 HERE = Path(__file__).parent
 
@@ -103,7 +104,7 @@ def test_judge_repeats_every_verdict(finished, typed):
 @pytest.mark.parametrize("trial", [3, 4])
 def test_replay_runs_the_same_plan_again(trial, finished, typed, tmp_path):
     out, _ = finished
-    plan = json.loads((out / "run.json").read_text())["plan"][trial]
+    plan = Folder.open(out).plan()[trial]
     before = sorted(path.name for path in out.iterdir())
     status, said, talk = typed("replay", out, trial, "--dir", tmp_path)
     assert status == 0

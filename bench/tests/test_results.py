@@ -92,7 +92,7 @@ def test_of_creators_at_one_place_one_wins(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(create, range(8)))
     assert outcomes.count("made") == 1, outcomes
-    assert Folder.open(tmp_path / "out").run["plan"] == RUN["plan"]
+    assert Folder.open(tmp_path / "out").plan() == RUN["plan"]
 
 
 def test_creators_at_the_same_second_get_folders_of_their_own(tmp_path):

@@ -22,8 +22,6 @@ Names = list[str]
 
 def seconds(text: str) -> float:
     """``150s``, ``10m``, ``1h`` or plain seconds. UsageError otherwise."""
-    from durabench.schedule import UsageError
-
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
     try:
@@ -31,6 +29,24 @@ def seconds(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < float("inf"):
+        from durabench.schedule import UsageError
+
         message = f"{text!r} is no time; write 150s, 10m or 1h"
         raise UsageError(message)
     return found
+
+
+def size_bytes(text: str) -> int:
+    """``512``, ``64KiB``, ``4MiB``, ``1GiB``. UsageError otherwise."""
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    try:
+        found = float(text.removesuffix(unit)) * units.get(unit, 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        from durabench.schedule import UsageError
+
+        message = f"{text!r} is no size; write 512, 64KiB, 4MiB or 1GiB"
+        raise UsageError(message)
+    return int(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from durabench.cli.options import DirOption, ExpectOption, FormatOption
-from durabench.cli.screen import COULD_NOT_TELL, Progress, stop
+from durabench.cli.screen import COULD_NOT_TELL, Progress
 
 if TYPE_CHECKING:
     from durabench.results import Folder
@@ -39,22 +39,26 @@ def report(
 
 
 def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Judge every trial again from its stored history; runs nothing. Exit 3 if a judgement differs from the recorded
-    one.
+    """Judge every trial again from its stored history; runs nothing. Exit 1 if one is broken, else 3 if a judgement
+    differs from the recorded one or has no history any more.
     """
     from durabench import run as running
     from durabench.results import Folder
 
-    try:
-        pairs = running.judge_again(Folder.open(directory))
-    except FileNotFoundError as error:
-        stop(f"{error}: its trial cannot be judged again", COULD_NOT_TELL)
-    broken = sum(again["verdict"] == "broken" and again["control"] is None for _, again in pairs)
+    every = running.judge_again(Folder.open(directory))
+    pairs = [(was, now) for was, now in every if now is not None]
+    gone = list(dict.fromkeys(Folder.history_name(was) for was, now in every if now is None))
+    broken = sum(now["verdict"] == "broken" and now["control"] is None for _, now in pairs)
     different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
     for was, now in different:
         print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
+    if gone:
+        shown = ", ".join(gone[:5]) + ("" if len(gone) <= 5 else f" and {len(gone) - 5} more")
+        print(f"gone or torn: {shown}: cannot be judged again")
+    if not every:
+        print("no trial of this run ended: there is nothing to judge")
     print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {broken} broken")
-    sys.exit(COULD_NOT_TELL if different else int(broken > 0))
+    sys.exit(1 if broken else COULD_NOT_TELL if different or gone or not every else 0)
 
 
 def replay(

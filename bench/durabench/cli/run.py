@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from durabench.cli.options import DirOption, ExpectOption, FormatOption, Names, seconds
+from durabench.cli.options import DirOption, ExpectOption, FormatOption, Names, seconds, size_bytes
 from durabench.cli.screen import INTERRUPTED, Progress, stop
 
 
@@ -52,6 +52,10 @@ def run(
     server_kill: Annotated[
         str, typer.Option(metavar="tree|main", help="Kill the server's whole process tree, or its main process only.")
     ] = "tree",
+    max_recordings: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="How much the recordings of losing trials may take together, such as 4MiB."),
+    ] = None,
     directory: DirOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's own result folder, new or empty.")] = None,
     resume: Annotated[
@@ -96,6 +100,7 @@ def run(
         settle_s=settle,
         flush_delay_s=0.0 if flush_delay is None else seconds(flush_delay),
         server_kill=server_kill,
+        recordings_max_bytes=None if max_recordings is None else size_bytes(max_recordings),
     )
     options = running.Options(asked, profile, directory, out, resume, driver)
     ran = running.run(options, progress.say, progress)
@@ -103,7 +108,7 @@ def run(
         stop(f"interrupted; what was recorded is kept: durabench run --resume {ran.folder.path}", INTERRUPTED)
     document = report.document([ran.folder], expected=expected, not_run=ran.not_run)
     status = report.exit_status(document, doubts=ran.doubts)
-    ran.folder.finish(status, doubts=list(ran.doubts), not_run=list(ran.not_run))
+    ran.folder.finish(status, doubts=list(ran.doubts), not_run=list(ran.not_run), recordings_not_kept=ran.not_kept)
     for doubt in ran.doubts:
         progress.say(f"could not tell: {doubt}")
     report.write({**document, "results": str(ran.folder.path)}, outputs)
