@@ -443,7 +443,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "code, sidecars, mode", [(KILLED_WAL, {"-wal", "-shm"}, "wal"), (KILLED_HOT, {"-journal"}, "unknown")]
+    "code, sidecars, mode", [(KILLED_WAL, {"-wal", "-shm"}, "wal"), (KILLED_HOT, {"-journal"}, "")]
 )
 def test_looking_at_a_database_that_needs_recovery_changes_nothing(tmp_path, code, sidecars, mode):
     path = tmp_path / "their.db"

@@ -71,6 +71,8 @@ WATCHED: dict[str, Promise] = {
 
 
 def unsaid(url: str) -> str:
-    """Why nothing is known of a directory whose URL names no way to write, and the lines that mend it."""
-    why = "the URL does not say how your program writes"
-    return f"{why}: say so, {url}?write=fsync-dir; or let us watch it: durabench verify {url} -- YOUR PROGRAM"
+    """Why nothing is known of a directory whose URL names no way to write, and the line that mends it."""
+    return (
+        f"the URL does not say how your program writes: durabench verify '{url}?write=fsync-dir'  "
+        f"# write= as your program does it; or let us watch it: durabench verify '{url}' -- YOUR PROGRAM"
+    )
