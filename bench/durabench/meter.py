@@ -79,7 +79,7 @@ def take_steps(
     if order["warm_up"]:
         for store in stores.values():
             store.put("warm-up", b"warm-up")
-    tell({"e": "ready"})
+    tell({"e": "ready", "transactional": all(isinstance(store, Transactional) for store in stores.values())})
     await_line()
     latencies_ns: list[int] = []
     digests: list[list[str]] = []

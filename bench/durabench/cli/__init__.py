@@ -16,8 +16,8 @@ import typer
 
 from durabench import fault as faults
 from durabench import workload as workloads
-from durabench.cli import around, report, run, verify
-from durabench.cli.screen import COULD_NOT_TELL, INTERRUPTED, USAGE, stop
+from durabench.cli import around, plan, report, run, verify
+from durabench.cli.screen import BROKEN, COULD_NOT_TELL, INTERRUPTED, USAGE, stop
 from durabench_backends import registry
 from durabench_backends.locate import MissingExtra, MissingProgram
 
@@ -35,6 +35,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command(name="list")(around.list_)
 app.command()(verify.verify)
+app.command()(plan.plan)
 app.command()(report.report)
 app.command()(report.judge)
 app.command()(report.replay)
@@ -70,6 +71,7 @@ def _tell(error: Exception) -> NoReturn:
     not wait for the modules of all others.
     """
     from durabench import output, profile, results, schedule
+    from durabench import plan as planning
     from durabench import report as reports
     from durabench import run as running
     from durabench import verify as verifying
@@ -87,8 +89,14 @@ def _tell(error: Exception) -> NoReturn:
         output.OutputError,
         verifying.UsageError,
         verifying.UnknownCheck,
+        planning.TraceError,
     )
-    could_not = (running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram, OSError)
+    could_not = (
+        *(running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram, OSError),
+        planning.NoRoom,
+    )
+    if isinstance(error, planning.NothingMeets):
+        stop(redact(str(error)), BROKEN)
     if isinstance(error, usage):
         stop(redact(str(error)), USAGE)
     if isinstance(error, could_not):

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-USAGE, COULD_NOT_TELL, INTERRUPTED = 2, 3, 130
-"""Exit statuses beside 0, everything held, and 1, something is broken."""
+BROKEN, USAGE, COULD_NOT_TELL, INTERRUPTED = 1, 2, 3, 130
+"""Exit statuses beside 0, everything held."""
 PROGRESS_EVERY_S = 5.0
 
 talk = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -34,8 +34,14 @@ class Progress:
         talk.print(redact(text), markup=False)
 
     def __call__(self, done: int, broken: int, last: str) -> None:
+        self.line(f"{time.monotonic() - self._began:5.0f} s  {done} trials, {broken} broken; last: {last}")
+
+    def line(self, line: str) -> None:
+        """Show one line, which the next one replaces; an empty one ends that."""
         now = time.monotonic()
-        line = f"{now - self._began:5.0f} s  {done} trials, {broken} broken; last: {last}"
+        if not line:
+            self._clear()
+            return
         if talk.is_terminal:
             talk.file.write(f"\r\x1b[2K{line[: talk.width - 1]}")
             talk.file.flush()

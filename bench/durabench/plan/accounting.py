@@ -1,9 +1,10 @@
 """What puts cost beside their time: bytes written by the processes that write, and by the device below them.
 
-The writers' own column is ``write_bytes`` of ``/proc/PID/io``, over the driver and the whole tree of the daemons: what these processes made the kernel owe to the disk, in whole pages, counted when a page becomes dirty, also where it
-is overwritten or removed before it gets there. The device's column is the sectors that its block device wrote
-(``/sys/class/block/…/stat``), between two moments at which nothing was owed to the file system: file system journal and
-all, and what anybody else wrote there meanwhile.
+The writers' own column is ``write_bytes`` of ``/proc/PID/io``, over the driver and the whole tree of the daemons: what
+these processes made the kernel owe to the disk, in whole pages, counted when a page becomes dirty, also where it is
+overwritten or removed before it gets there. The device's column is the sectors that its block device wrote
+(``/sys/class/block/…/stat``), between two moments at which nothing was owed to the file system: file system journal
+and all, and what anybody else wrote there meanwhile.
 """
 
 from __future__ import annotations

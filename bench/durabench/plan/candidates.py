@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench.schedule import LIVE, targets_of
+from durabench.schedule import targets_of
 from durabench_backends import registry
 from durabench_backends.contract import RATED_DOMAINS, Goal, Limit, Promise
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from durabench.service import Target
+
+_NOWHERE = Path("/nonexistent")
+"""Commands can be asked for without a place to run them."""
 
 
 class NothingMeets(ValueError):
@@ -31,6 +35,7 @@ class Candidate:
     excluded_by: str | None = None
     why: str | None = None
     limit: Limit | None = None
+    embedded: bool = True
     largest_bytes: int | None = None
     stopped_bytes: int | None = None
     stopped_why: str | None = None
@@ -43,11 +48,17 @@ class Candidate:
     def as_json(self) -> dict[str, Any]:
         """Its entry in plan.json; a URL stays out of it."""
         return {
-            **{"label": self.label, "backend": self.target.backend, "setting": self.target.setting},
-            **{"tier": self.tier, "meets_goal": self.excluded_by is None},
-            **{"excluded_by": self.excluded_by, "why": self.why},
-            **{"largest_bytes": self.largest_bytes, "stopped_bytes": self.stopped_bytes},
-            **{"stopped_why": self.stopped_why, "limit": None if self.limit is None else asdict(self.limit)},
+            "label": self.label,
+            "backend": self.target.backend,
+            "setting": self.target.setting,
+            "tier": self.tier,
+            "meets_goal": self.excluded_by is None,
+            "excluded_by": self.excluded_by,
+            "why": self.why,
+            "largest_bytes": self.largest_bytes,
+            "stopped_bytes": self.stopped_bytes,
+            "stopped_why": self.stopped_why,
+            "limit": None if self.limit is None else asdict(self.limit),
         }
 
 
@@ -83,21 +94,17 @@ def _judged(target: Target, goal: Goal) -> Candidate:
     try:
         registry.require(target.backend)
         backend, setting = target.load()
-        if setting is not None:
-            backend(setting, _nowhere(), lambda _: 1).commands()  # what is not installed is known before anything runs
+        # What is not installed is known before anything runs.
+        commands = [] if setting is None else backend(setting, _NOWHERE, lambda _: 1).commands()
     except (MissingExtra, MissingProgram) as error:
         return Candidate(target, None, "not installed", str(error))
     limit: Limit | None = getattr(backend, "limit", None)
-    candidate = Candidate(target, None if setting is None else setting.promise.tier, limit=limit)
+    embedded = setting is not None and not any(command.role == "daemon" for command in commands)
+    tier = None if setting is None else setting.promise.tier
+    candidate = Candidate(target, tier, limit=limit, embedded=embedded)
     if getattr(backend, "mock", False):
         return replace(candidate, excluded_by="--survive", why="a mock that has no disk")
     return candidate if setting is None else by_promise(candidate, setting.promise, goal)
-
-
-def _nowhere() -> Any:
-    from pathlib import Path
-
-    return Path("/nonexistent")
 
 
 def by_promise(candidate: Candidate, promise: Promise, goal: Goal) -> Candidate:
@@ -114,6 +121,3 @@ def by_promise(candidate: Candidate, promise: Promise, goal: Goal) -> Candidate:
             why = f"may lose the last {loses_s:g} s when the {domain.label} dies"
             return replace(candidate, excluded_by=f"--max-loss {goal.max_loss_s:g}s", why=why)
     return candidate
-
-
-__all__ = ["LIVE", "Candidate", "NothingMeets", "by_promise", "choose", "refuse_none"]

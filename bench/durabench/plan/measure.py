@@ -17,7 +17,7 @@ from durabench.service import READY_S, Service
 from durabench_backends.contract import DATA, METADATA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from durabench.ground import Ground
     from durabench.machine import Here
@@ -38,6 +38,10 @@ Put = tuple[str, str, list[Part]]
 
 class WrongValue(HarnessError):
     """A value that was acknowledged, with nothing killed, reads otherwise: nothing measured here means anything."""
+
+
+class NotOffered(HarnessError):
+    """The store cannot commit several puts at once."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +138,16 @@ class Place:
 
     # --- a trial
 
-    def write(self, orders: Mapping[str, Mapping[str, Any]], steps: Steps) -> Wrote:
-        """Let a fresh process take the steps. Hung, Died, HarnessError."""
+    def write(
+        self, orders: Mapping[str, Mapping[str, Any]], steps: Steps, look: Callable[[int], None] | None = None
+    ) -> Wrote:
+        """Let a fresh process take the steps; ``look`` is called after each, where the steps are counted one by one.
+        Hung, Died, HarnessError.
+        """
         before = self.device.written_bytes()
         writer = self.machine.start(DRIVER, self.distinct[0].root)
         try:
-            wrote = _Writing(self, writer, steps).run(orders)
+            wrote = _Writing(self, writer, steps, look).run(orders)
         finally:
             self.machine.end(writer)
         after = self.device.written_bytes()
@@ -178,6 +186,7 @@ class _Writing:
     place: Place
     writer: Process
     steps: Steps
+    look: Callable[[int], None] | None = None
     wrote: Wrote = field(default_factory=Wrote)
 
     def run(self, orders: Mapping[str, Mapping[str, Any]]) -> Wrote:
@@ -185,7 +194,8 @@ class _Writing:
         order = dataclasses.asdict(steps) | {"do": "steps", "targets": orders, "deadline_s": READY_S}
         self.writer.send(order)
         end = time.monotonic() + READY_S + TRIAL_S
-        self._hear("ready", end)
+        if not self._hear("ready", end)["transactional"] and steps.together:
+            raise NotOffered("this store has no put_many")
         first = last = self._written()
         device = self.place.device.written_bytes(settled=False)
         while (event := self._go_on(end))["e"] == "step":
@@ -193,7 +203,9 @@ class _Writing:
             wrote.step_writer_bytes.append(written_since(last, now))
             both = device is not None and device_now is not None
             wrote.step_device_bytes.append(device_now - device if both else None)  # type: ignore[operator]
-            last, device = now, device_now
+            if self.look is not None:
+                self.look(len(wrote.step_writer_bytes))
+            last, device = self._written(), self.place.device.written_bytes(settled=False)
         wrote.writer_bytes = written_since(first, self._written())
         wrote.latencies_ns, wrote.refused = event["latencies_ns"], event["refused"]
         for step, digests in zip(steps.steps, event["digests"], strict=False):

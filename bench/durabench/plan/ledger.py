@@ -1,0 +1,83 @@
+"""Where a plan writes down what it measured, and who hears of it."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from durabench import floor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from durabench.ground import Ground
+    from durabench.plan.accounting import Device
+    from durabench.plan.candidates import Candidate
+    from durabench.results import Folder
+    from durabench.row import Row
+
+
+@dataclass
+class Ledger:
+    """The result folder of a plan, with what every pass of it needs: the disk under test, the seed, who is told."""
+
+    folder: Folder
+    ground: Ground
+    device: Device
+    host: str
+    seed: int
+    say: Callable[[str], None]
+    line: Callable[[str], None]
+    """Shows one line of progress, which the next one replaces."""
+    estimate_s: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def record(self, kind: str, candidate: Candidate, **words: Any) -> None:
+        """Write down one trial; ``samples``, ``warm`` are its latencies in ns."""
+        with self._lock:
+            row: Row = {
+                "kind": kind,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "host": self.host,
+                "backend": candidate.target.backend,
+                "setting": candidate.target.setting,
+                "tier": candidate.tier or "T0",
+            }
+            for name, prefix, median in (
+                ("samples", "samples", "put_p50_ns"),
+                ("warm", "warm", "reload_warm_p50_ns"),
+            ):
+                taken: Sequence[int] = words.pop(name, ())
+                if taken:
+                    row[f"{prefix}_at"], row[f"{prefix}_n"] = self.folder.append_samples(taken)
+                    row[median] = int(statistics.median(taken))
+            row |= words
+            self.folder.append_plan(row)
+            self.rows.append(row)
+
+    def measure_floor(self, when: str, times: int = 1) -> None:
+        """The device's own flush latency, now."""
+        for measured in floor.measure(self.ground.scratch, times):
+            at, n = self.folder.append_samples(measured.latencies_ns)
+            self.folder.append_floor(
+                {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "when": when,
+                    "host": self.host,
+                    "size_bytes": measured.size_bytes,
+                    "n": n,
+                    "p50_ns": sorted(measured.latencies_ns)[n // 2],
+                    "samples_at": at,
+                    "samples_n": n,
+                }
+            )
+
+    def progress(self, what: str) -> None:
+        """Say what is being done, and how far that is from the end."""
+        self.line(f"{time.monotonic() - self._began:5.0f} s of about {self.estimate_s:.0f} s  {what}")

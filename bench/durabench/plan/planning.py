@@ -1,0 +1,365 @@
+"""One invocation of ``plan``: what is asked, then cost, coarse pass, fine pass, layouts, faults, and the document.
+
+Nothing is measured before it is known that a candidate meets the goal and that the disk has room. Every trial is
+written down as it ends: Ctrl-C leaves a folder that says what there is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from durabench import campaign, results
+from durabench.ground import Ground
+from durabench.plan import accounting, candidates, document, loss, settings, split, trace
+from durabench.plan.ledger import Ledger
+from durabench.plan.measure import WORKLOAD
+from durabench.plan.own import sizes_at
+from durabench.plan.sizes import text
+from durabench.plan.sweep import Sweep, curves
+from durabench.schedule import UsageError
+from durabench_backends.contract import Goal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from durabench.campaign import Prepared
+    from durabench.plan.candidates import Candidate
+    from durabench.plan.settings import Effort
+    from durabench.plan.trace import Trace
+    from durabench.service import Target
+
+LOCAL = Path("results") / "local"
+AT_ONCE = 2
+ROOM_FACTOR = 4
+"""What a store may take for a payload while it writes it: log, copy, and what a rewrite makes beside it."""
+ROOM_BYTES = 1 << 30
+"""Beyond that: what servers preallocate."""
+REPLAY_BYTES = 1 << 30
+REPLAY_STEPS = 200
+"""How much of a user's trace is replayed on the disk; the recommendation is computed from all of it."""
+
+
+class NoRoom(RuntimeError):
+    """The disk is too small for the sweep (exit 3)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person asks. ``max_p99_s`` and ``max_bytes_per_step`` are part of the goal; the rest is where and how.
+
+    ``sizes``: the coarse grid in bytes, None for the profile's. ``trace``: their own steps; ``source``: a URL whose
+    sizes are read.
+    """
+
+    goal: Goal = field(default_factory=Goal)
+    backends: Sequence[str] = ()
+    sizes: Sequence[int] | None = None
+    max_p99_s: float | None = None
+    max_bytes_per_step: int | None = None
+    trace: Path | None = None
+    source: str | None = None
+    quick: bool = False
+    directory: Path | None = None
+    out: Path | None = None
+    seed: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
+    command: Sequence[str] = field(default_factory=lambda: sys.argv)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How it ended: the folder, still open, and plan.json's content. ``interrupted``: the rest was not measured."""
+
+    folder: results.Folder
+    document: Mapping[str, Any]
+    interrupted: bool = False
+    doubts: Sequence[str] = ()
+
+
+def plan(
+    question: Question,
+    parse_sizes: Callable[[str], Sequence[int]],
+    say: Callable[[str], None],
+    line: Callable[[str], None],
+) -> Planned:
+    """Measure and recommend. The folder is written up to, without, plan.json and done.json.
+
+    Raises what the CLI answers with one line: NothingMeets, TraceError, NoRoom, UsageError, results.REFUSALS, …
+    """
+    profile = settings.load()
+    effort = profile.quick if question.quick else profile.default
+    own = None if question.trace is None else trace.read(question.trace)
+    if question.source is not None and own is not None:
+        raise UsageError("--trace or --from, not both: each says which sizes are yours")
+    chosen = candidates.choose(question.backends, profile.kinds, question.goal)
+    sizes = list(question.sizes or parse_sizes(effort.sizes))
+    traces = _traces(own, effort, chosen)
+    place = question.directory or (question.out.parent if question.out else LOCAL)
+    _refuse_taken(question.out)
+    ground = _ground(place)
+    executor = ThreadPoolExecutor(AT_ONCE)  # one for everything: what a thread has started dies when that thread ends
+    try:
+        _refuse_too_small(ground.scratch, sizes, [one for one, _ in traces])
+        going = _Going(question, effort, ground, executor, sizes, traces, own, chosen, say, line)
+        return going.run()
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        ground.close()
+
+
+def _refuse_taken(out: Path | None) -> None:
+    if out is not None and out.is_dir() and any(out.iterdir()):
+        raise results.NotEmpty(f"{out} is not empty; --out takes a new or empty folder")
+
+
+def _ground(place: Path) -> Ground:
+    try:
+        return Ground(place)
+    except OSError as error:
+        message = f"the disk under test, {place}, cannot be written to: {error.strerror}; choose another with --dir"
+        raise UsageError(message) from error
+
+
+def _traces(own: Trace | None, effort: Effort, chosen: Sequence[Candidate]) -> list[tuple[Trace, list[Candidate]]]:
+    """What is replayed in every layout, and on which candidates."""
+    left = [one for one in chosen if one.excluded_by is None]
+    if own is not None:
+        steps = REPLAY_STEPS
+        while steps > 1 and own.first(steps).whole_bytes > REPLAY_BYTES:
+            steps //= 2
+        return [(own.first(steps), left)]
+    found = []
+    for name in effort.traces:
+        headline = [one for one in left if one.target.backend in effort.headline]
+        some = headline if name == "once" else left
+        if some:
+            found.append((trace.BUILT_IN[name](effort.steps), some))
+    return found
+
+
+def _refuse_too_small(scratch: Path, sizes: Sequence[int], traces: Sequence[Trace]) -> None:
+    largest = max([max(sizes), *(one.whole_bytes for one in traces)])
+    needed = ROOM_FACTOR * largest + ROOM_BYTES
+    free = shutil.disk_usage(scratch).free
+    if free < needed:
+        message = (
+            f"the disk under test has {text(free)} free and the sweep may need {text(needed)}; "
+            "choose smaller --sizes, or another disk with --dir"
+        )
+        raise NoRoom(message)
+
+
+@dataclass
+class _Going:
+    """A plan under way."""
+
+    question: Question
+    effort: Effort
+    ground: Ground
+    executor: ThreadPoolExecutor
+    sizes: list[int]
+    traces: list[tuple[Trace, list[Candidate]]]
+    own: Trace | None
+    chosen: list[Candidate]
+    say: Callable[[str], None]
+    line: Callable[[str], None]
+    own_sizes: dict[str, Any] | None = None
+    looked: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    def run(self) -> Planned:
+        facts = results.machine_facts(self.ground.scratch)
+        if self.question.source is not None:
+            self.own_sizes = sizes_at(self.question.source, self.ground)
+        elif self.own is not None:
+            each = [size for step in self.own.steps for size in (step.metadata_bytes, step.data_bytes * step.changed)]
+            self.own_sizes = document.own_sizes(f"trace {self.own.name}", [size for size in each if size], self.own)
+        prepared = self._prepare()
+        left = [one for one in self.chosen if one.excluded_by is None]
+        cells = loss.cells(left, {one.target: one.embedded for one in left})
+        trials = loss.plans(cells, self.effort.fault_trials, self.question.seed)
+        folder = self._folder(facts, prepared, cells, trials)
+        ledger = Ledger(
+            folder,
+            self.ground,
+            accounting.Device(self.ground.scratch),
+            str(facts["id"]),
+            self.question.seed,
+            self.say,
+            self.line,
+            estimate_s=self._estimate_s(),
+        )
+        self.say(f"results go to {folder.path}")
+        interrupted = False
+        try:
+            self._measure(ledger, left, prepared, trials)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self.line("")
+        made = self._document(ledger, facts)
+        if interrupted:
+            made |= {"interrupted": True}
+        doubts = [] if made["ranked"] else [str(made["not_ranked_why"])]
+        return Planned(folder, made, interrupted, doubts)
+
+    def _estimate_s(self) -> float:
+        """A rough forecast: the budgets of both passes, and what the rest took where this was written."""
+        rest = 45 if self.question.quick else 120
+        return self.effort.coarse_s + self.effort.fine_s + rest
+
+    def _measure(
+        self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]
+    ) -> None:
+        ledger.measure_floor("before", times=2)
+        sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said)
+        try:
+            sweep.cost(self.sizes)
+            sweep.coarse(self.sizes)
+            self.looked = sweep.fine()
+        finally:
+            changed = {one.label: one for one in sweep.candidates}
+            self.chosen = [changed.get(one.label, one) for one in self.chosen]
+        self._replay(ledger)
+        ledger.measure_floor("after", times=2)
+        loss.Losses(ledger, prepared, self.executor).run(trials)
+
+    def _replay(self, ledger: Ledger) -> None:
+        for one, some in self.traces:
+            there = [candidate for candidate in some if candidate.label in self._came_up(ledger)]
+            data = self._fastest(ledger, there, max(step.data_bytes for step in one.steps))
+            for replay in split.replays(one, there, data):
+                ledger.measure_floor("between")
+                ledger.progress(f"steps of {replay}")
+                split.carry_out(replay, ledger)
+
+    def _came_up(self, ledger: Ledger) -> set[str]:
+        return {f"{row['backend']}:{row['setting']}" for row in ledger.rows if row["kind"] == "sweep"}
+
+    def _fastest(self, ledger: Ledger, some: Sequence[Candidate], size: int) -> Candidate | None:
+        """Whose median put is shortest at the measured size next to ``size``; None where nothing was measured."""
+        seen: dict[str, list[tuple[int, int]]] = {}
+        for row in ledger.rows:
+            if row["kind"] == "sweep" and row.get("put_p50_ns") is not None:
+                label = f"{row['backend']}:{row['setting']}"
+                seen.setdefault(label, []).append((abs(row["size_bytes"] - size), row["put_p50_ns"]))
+        timed = [(min(seen[one.label]), one) for one in some if one.label in seen]
+        nearest = min((distance for (distance, _), _ in timed), default=0)
+        there = [(ns, one) for (distance, ns), one in timed if distance == nearest]
+        return min(there, key=lambda pair: pair[0])[1] if there else None
+
+    def _prepare(self) -> dict[Target, Prepared]:
+        """Bring every candidate up once, and look at it: one at a URL is judged by what it says."""
+        left = [one for one in self.chosen if one.excluded_by is None]
+        began = time.monotonic()
+        found = list(self.executor.map(lambda one: campaign.prepare(one.target, self.ground, WORKLOAD), left))
+        self.say(f"brought up {len(found)} settings once in {time.monotonic() - began:.0f} s")
+        judged = {}
+        for one, prepared in zip(left, found, strict=True):
+            if prepared.why_not is not None:
+                judged[one] = replace(one, excluded_by="does not come up", why=prepared.why_not)
+            elif one.target.url and prepared.promise is not None:
+                judged[one] = candidates.by_promise(one, prepared.promise, self.question.goal)
+            else:
+                judged[one] = one
+        self.chosen = [judged.get(one, one) for one in self.chosen]
+        candidates.refuse_none(self.chosen)
+        return {one.target: one for one in found}
+
+    def _folder(
+        self, facts: Mapping[str, Any], prepared: Mapping[Target, Prepared], cells: Sequence[Any], trials: Sequence[Any]
+    ) -> results.Folder:
+        question = self.question
+        listed = [entry for workload, cell in cells for entry in campaign.cells_json([cell], prepared, workload, facts)]
+        content = {
+            "profile": "plan",
+            "seed": question.seed,
+            "command": results.redact_argv(list(question.command)),
+            "commit": results.commit_facts(),
+            "machine": dict(facts),
+            "versions": {one.target.label: _versions(one) for one in prepared.values()},
+            "targets": {one.target.label: one.as_json() for one in prepared.values()},
+            "promises": _promises(prepared),
+            "driver": "forked",
+            "asked": _asked(question),
+            "directory": None if question.directory is None else str(question.directory),
+            "cells": listed,
+            "plan": [one.as_json() for one in trials],
+        }
+        name = "plan-quick" if question.quick else "plan"
+        folder = (
+            results.Folder.create_at(question.out) if question.out else results.Folder.create(LOCAL, name, facts["id"])
+        )
+        folder.begin(content)
+        return folder
+
+    def _document(self, ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
+        floor = document.floor_of(ledger.folder.floors())
+        timed = facts["latency"] is None
+        why = document.not_ranked_why(floor) if timed else f"{facts['latency']}: no latency, no ranking"
+        labels = [one.label for one in self.chosen if one.excluded_by is None]
+        seen = curves(ledger, self.effort.rounds) if timed else {}
+        seed, trial_rows = self.question.seed, ledger.folder.trials()
+        return {
+            "machine": dict(facts),
+            "seed": seed,
+            "quick": self.question.quick,
+            "goal": _goal(self.question),
+            "sizes": self.sizes,
+            "candidates": [_with_largest(one, ledger).as_json() for one in self.chosen],
+            "floor": floor,
+            "ranked": why is None,
+            "not_ranked_why": why,
+            "left_out": self.said,
+            "cold_how": accounting.COLD_HOW,
+            "sweep": document.sweep_table(ledger.rows, ledger.folder.samples, seed, timed=timed),
+            "crossings": document.crossings_of(seen, labels, seed, self.looked) if why is None else [],
+            "split": document.split_table(ledger.rows, trial_rows, [one for one, _ in self.traces]),
+            "own_sizes": self.own_sizes,
+            "recommendation": None,
+        }
+
+
+def _with_largest(one: Candidate, ledger: Ledger) -> Candidate:
+    taken = [
+        row["size_bytes"]
+        for row in ledger.rows
+        if row["kind"] == "sweep" and row["puts"] and f"{row['backend']}:{row['setting']}" == one.label
+    ]
+    return replace(one, largest_bytes=max(taken, default=None))
+
+
+def _goal(question: Question) -> dict[str, Any]:
+    return {
+        "survive": question.goal.survive.label,
+        "max_loss_s": question.goal.max_loss_s,
+        "max_p99_ms": None if question.max_p99_s is None else question.max_p99_s * 1000,
+        "max_bytes_per_step": question.max_bytes_per_step,
+    }
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    named = {"backends", "sizes", "quick"}
+    return {**{name: value for name, value in asdict(question).items() if name in named}, "goal": _goal(question)}
+
+
+def _versions(one: Prepared) -> dict[str, Any]:
+    found = {fact.id: fact.value for fact in one.facts if fact.id.endswith("version")}
+    return {**found, **{f"sha256 of {name}": digest for name, digest in one.programs.items()}}
+
+
+def _promises(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
+    """What the trials are judged by, so that stored histories can be judged again."""
+    found = {}
+    for target, one in prepared.items():
+        _, setting = target.load()
+        promise = setting.promise if setting else one.promise
+        if promise is not None:
+            found[target.label] = {**promise.as_json(), "versions": bool(setting and setting.versions)}
+    return found

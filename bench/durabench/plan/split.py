@@ -1,0 +1,157 @@
+"""Whole against split: a program's steps replayed in each layout, and what each of them costs.
+
+*Whole* puts metadata and data in one value, at every step. *Split* puts data only where it changed, then the metadata
+that refers to it; on one backend or over two. *put_many* is split with both in one commit, where the backend offers it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from durabench.plan.measure import NotOffered, Part, Place, Put, Steps
+from durabench.process import HarnessError
+from durabench_backends.contract import DATA, METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from durabench.plan.candidates import Candidate
+    from durabench.plan.ledger import Ledger
+    from durabench.plan.measure import Wrote
+    from durabench.plan.trace import Trace
+
+Layout = Literal["whole", "split", "put_many"]
+WHOLE: Layout = "whole"
+SPLIT: Layout = "split"
+PUT_MANY: Layout = "put_many"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A trace in a layout; ``data`` is another candidate than ``metadata`` where the split goes over two."""
+
+    trace: Trace
+    layout: Layout
+    metadata: Candidate
+    data: Candidate
+
+    def __str__(self) -> str:
+        over = "" if self.data.target == self.metadata.target else f" + {self.data.label}"
+        return f"{self.trace.name}, {self.layout}: {self.metadata.label}{over}"
+
+
+def replays(trace: Trace, candidates: Sequence[Candidate], largest_first: Candidate | None) -> Iterator[Replay]:
+    """Every layout on every candidate, and split over two: metadata in each of the others, data in ``largest_first``,
+    the one that is fastest at the trace's data.
+    """
+    for one in candidates:
+        for layout in (WHOLE, SPLIT, PUT_MANY):
+            yield Replay(trace, layout, one, one)
+        if largest_first is not None and largest_first.target != one.target:
+            yield Replay(trace, SPLIT, one, largest_first)
+
+
+def steps_of(trace: Trace, layout: Layout, seed: int) -> Steps:
+    """What a writer must do for a trace in a layout. Data that did not change has the same name, and the same bytes."""
+    made: list[list[Put]] = []
+    version = 0
+    for number, step in enumerate(trace.steps):
+        version = number if step.changed or number == 0 else version
+        metadata: Part = (f"metadata-{number:05d}", step.metadata_bytes)
+        data: Part = (f"data-{version:05d}", step.data_bytes)
+        key = f"step-{number:05d}"
+        if layout == WHOLE:
+            made.append([(METADATA, key, [metadata, data])])
+        else:
+            first = [(DATA, data[0], [data])] if step.changed else []
+            made.append([*first, (METADATA, key, [metadata])])
+    return Steps(seed, made, together=layout == PUT_MANY, each=True)
+
+
+def carry_out(replay: Replay, ledger: Ledger) -> None:
+    """Replay on a fresh store, alone, and write down what it cost; a failure too. Nothing where it is not offered."""
+    began = time.monotonic()
+    steps = steps_of(replay.trace, replay.layout, ledger.seed)
+    row: dict[str, Any] = {
+        "trace": replay.trace.name,
+        "layout": replay.layout,
+        "payload": "incompressible",
+        "data_backend": replay.data.target.backend,
+        "data_setting": replay.data.target.setting,
+    }
+    try:
+        row |= _measured(replay, steps, ledger)
+    except NotOffered:
+        return
+    except (HarnessError, OSError) as error:
+        row |= {"puts": 0, "refused": f"failed: {error}"}
+    ledger.record("replay", replay.metadata, **row, duration_s=time.monotonic() - began)
+
+
+def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
+    place = Place.set_up(ledger.ground, ledger.device, {METADATA: replay.metadata.target, DATA: replay.data.target})
+    try:
+        empty = place.size_bytes()
+        sizes: dict[int, int] = {}
+        moments = {len(steps.steps) // 2, len(steps.steps)}
+
+        def look(step: int) -> None:
+            if step in moments:
+                sizes[step] = place.size_bytes() - empty
+
+        orders = place.orders("replay")
+        wrote = place.write(orders, steps, look)
+        full = place.size_bytes() - empty
+        last = list(wrote.digests)[-2:]
+        if last and wrote.refused is None:
+            place.reload(orders, wrote, last)
+        how = None if _somebodys(replay) else place.compact()
+        compacted = None if how is None else place.size_bytes() - empty
+    finally:
+        place.close()
+    return {
+        **_totals(replay, steps, wrote),
+        "at_rest_bytes": full,
+        "at_rest_half_bytes": sizes.get(len(steps.steps) // 2),
+        "at_rest_open_bytes": sizes.get(len(steps.steps)),
+        "compacted_bytes": compacted,
+        "compacted_how": how,
+    }
+
+
+def _somebodys(replay: Replay) -> bool:
+    return bool(replay.metadata.target.url or replay.data.target.url)
+
+
+def _totals(replay: Replay, steps: Steps, wrote: Wrote) -> dict[str, Any]:
+    done = len(wrote.latencies_ns)
+    found: dict[str, Any] = {
+        "puts": done,
+        "payload_bytes": steps.payload_bytes(done),
+        "samples": wrote.latencies_ns,
+        "writer_bytes": wrote.writer_bytes,
+        "device_bytes": wrote.device_bytes,
+        "refused": wrote.refused,
+    }
+    for word, changed in (("unchanged", False), ("changed", True)):
+        mine = [number for number in range(done) if replay.trace.steps[number].changed == changed]
+        found |= {
+            f"{word}_steps": len(mine),
+            f"{word}_payload_bytes": _median([_payload(steps, number) for number in mine]),
+            f"{word}_writer_bytes": _median([wrote.step_writer_bytes[number] for number in mine]),
+            f"{word}_device_bytes": _median([wrote.step_device_bytes[number] for number in mine]),
+            f"{word}_p50_ns": _median([wrote.latencies_ns[number] for number in mine]),
+        }
+    return found
+
+
+def _payload(steps: Steps, number: int) -> int:
+    return sum(size for _, _, parts in steps.steps[number] for _, size in parts)
+
+
+def _median(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return int(statistics.median(known)) if known and len(known) == len(values) else None
