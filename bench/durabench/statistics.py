@@ -187,7 +187,19 @@ def _resampled(
     import numpy as np
 
     drawn = rng.integers(0, len(groups), size=(resamples, len(groups)))
-    return np.array([np.quantile(np.concatenate([groups[index] for index in row]), q) for row in drawn])
+    samples = np.concatenate(groups)
+    order = np.argsort(samples, kind="stable")
+    samples = samples[order]
+    group_of = np.repeat(np.arange(len(groups)), [group.size for group in groups])[order]
+    found = np.empty(resamples)
+    for number, row in enumerate(drawn):
+        # How many samples are at or below each one, were every group there as often as it was drawn: sorting once is
+        # enough for all resamples.
+        below = np.cumsum(np.bincount(row, minlength=len(groups))[group_of])
+        wanted = q * (below[-1] - 1)
+        low, high = np.searchsorted(below, (math.floor(wanted), math.ceil(wanted)), side="right")
+        found[number] = samples[low] + (samples[high] - samples[low]) * (wanted - math.floor(wanted))
+    return found
 
 
 def _spread(values: NDArray[np.float64]) -> tuple[float, float]:
