@@ -14,6 +14,8 @@ from durabench import output
 from durabench.output import Output, OutputError, escaped, pipes, replace_file
 from durabench.redact import redact, redact_all
 from durabench.verify import layout
+from durabench.verify.verdict import NEEDS_PROBE
+from durabench_backends.contract import Check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,24 +71,22 @@ def write(report: Report, asked: Sequence[Output]) -> None:
 
 def clean(report: Report) -> Report:
     """The report as it may be shown: without secrets, and without what would steer a terminal or break a document."""
-    checks = tuple(
-        type(check)(**{name: _clean(value) for name, value in asdict(check).items()}) for check in report.checks
-    )
-    masked = redact_all([asdict(check) for check in checks])
+    each = [{name: _clean(value, name == "fix") for name, value in asdict(check).items()} for check in report.checks]
     return replace(
         report,
         target=_clean(report.target),
-        checks=tuple(type(check)(**each) for check, each in zip(checks, masked, strict=True)),
+        checks=tuple(Check(**fields) for fields in redact_all(each)),
         ignored={one: _clean(reason) for one, reason in report.ignored.items()},
-        unreached=None if report.unreached is None else _clean(report.unreached),
+        unreached=_clean(report.unreached),
     )
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, lines: bool = False) -> Any:
+    """``lines``: more than one are kept, since they are to be pasted."""
     if not isinstance(value, str):
         return value
-    kept = (sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in value)
-    return redact("".join(kept))
+    kept = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in value)
+    return redact(kept if lines else " ".join(kept.split()))
 
 
 def _json(report: Report) -> str:
@@ -124,7 +124,7 @@ def _github(report: Report) -> str:
     lines = [
         _command(levels[word], check.id, layout.message(report, check))
         for check in report.checks
-        if (word := layout.word(report, check)) in levels
+        if (word := layout.word(report, check)) in levels and check.evidence != NEEDS_PROBE
     ]
     level = "notice" if report.verdict == "held" else "error"
     lines.append(_command(level, f"durabench verify: {report.verdict}", f"{report.target}: {layout.answer(report)}"))
@@ -159,7 +159,7 @@ def _markdown(report: Report) -> str:
     if report.checks:
         rows = [pipes(_cells(report, number)) for number in range(len(report.checks))]
         parts.append("\n".join([pipes(names), pipes(["---"] * len(names)), *rows]))
-    parts += [f"Lost otherwise: {escaped(said)}" for said in layout.losses(report)]
+    parts += [escaped(said) for said in layout.losses(report)]
     parts += [f"Mend {escaped(one)}:\n\n{_fenced(fix)}" for one, fix in layout.lines_to_paste(report)]
     if report.promise is not None:
         parts.append(escaped(layout.promise_line(report.promise)))
@@ -173,7 +173,7 @@ def _cells(report: Report, number: int) -> list[str]:
     return [
         f"{layout.SIGNS[word]} {word}",
         escaped(check.id),
-        escaped(check.value or ""),
+        escaped(layout.short(check) or check.value or ""),
         escaped(check.origin or ""),
         said,
     ]

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from durabench.redact import MASK, redact
 from durabench.verify.asked import UsageError
 from durabench.verify.pages import ids_of, prefix_of
-from durabench.verify.verdict import Report
+from durabench.verify.verdict import NEEDS_PROBE, Report
 from durabench_backends import registry
 from durabench_backends.contract import Check, Domain, Goal, NotReady, Verifiable
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -25,13 +25,13 @@ from durabench_backends.locate import MissingExtra, MissingProgram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from durabench.counting import Watched
     from durabench_backends.contract import Backend, Fact
 
 LOOK_S = 8.0
 """Longest wait for connecting and reading."""
 PROBE_S = 30.0
 """Longest wait for a probe, after that."""
-NEEDS_PROBE = "needs --probe"
 SHORTEST_SECRET = 4
 """A shorter password is not looked for in messages: it would be found everywhere."""
 
@@ -77,7 +77,9 @@ def verify(
         seen = _bounded(lambda: _look(target), LOOK_S, "no answer")
         observed: tuple[Check, ...] = ()
         if command:
-            seen, observed = _watched(target, seen, effective, command)
+            watched = _watched(target, seen, effective, command)
+            seen, observed = _with(seen, watched.facts), watched.checks
+            report = replace(report, program_status=watched.exit_status)
         checks = list(_checks(seen, effective))
     except (UsageError, registry.UnknownBackend):
         raise
@@ -85,7 +87,7 @@ def verify(
         return replace(report, unreached=_why(url, error))
     promise = seen.backend.promise(seen.facts)
     asked_for = _probed(target, seen, effective) if probe else _not_probed(seen.backend)
-    every = _one_per_id([*asked_for, *checks, *observed] if not probe else [*checks, *asked_for, *observed])
+    every = _one_per_id([*checks, *asked_for, *observed])
     return replace(report, checks=every, promise=promise, mock=_is_mock(seen.backend, every))
 
 
@@ -182,17 +184,20 @@ def _gathered(probe: Callable[[], Iterable[Check]], ids: Sequence[str], end: flo
     return [*done, *(Check(one, "unknown", evidence=f"not proved: {why}") for one in missing)]
 
 
-def _watched(target: Target, seen: Seen, goal: Goal, command: Sequence[str]) -> tuple[Seen, tuple[Check, ...]]:
-    """What the program was seen to do takes the place of facts that nobody but the program could know."""
+def _watched(target: Target, seen: Seen, goal: Goal, command: Sequence[str]) -> Watched:
     from durabench import counting
 
-    watched = counting.watch(command, target.url, seen.backend, goal)
-    by_id = {fact.id: fact for fact in (*seen.facts, *watched.facts)}
-    return seen._replace(facts=tuple(by_id.values())), tuple(watched.checks)
+    return counting.watch(command, target.url, seen.backend, goal)
+
+
+def _with(seen: Seen, observed: Iterable[Fact]) -> Seen:
+    """What a program was seen to do takes the place of facts that nobody but the program could know."""
+    by_id = {fact.id: fact for fact in (*seen.facts, *observed)}
+    return seen._replace(facts=tuple(by_id.values()))
 
 
 def _one_per_id(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The last check of each id, in the order in which the ids first came."""
+    """The last check of each id, where the id first came."""
     return tuple({check.id: check for check in checks}.values())
 
 
@@ -204,13 +209,15 @@ def _is_mock(backend: Backend, checks: Iterable[Check]) -> bool:
 def _bounded(work: Callable[[], Found], deadline_s: float, late: str) -> Found:
     """The result of ``work``, or what it raised, from a thread that is left behind when the deadline has passed."""
     results: list[Found] = []
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:
+        except Exception as error:
             errors.append(error)
+        except BaseException as error:  # SystemExit of a client library must not become our exit status
+            errors.append(RuntimeError(f"left by {error!r}"))
 
     thread = threading.Thread(target=run, name="verify", daemon=True)
     thread.start()

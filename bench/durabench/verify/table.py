@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from durabench.output import PLAIN_WIDTH, screen
@@ -42,9 +42,10 @@ def show(report: Report, console: Console | None = None) -> None:
         console.print()
         _checks(console, report)
     console.print()
-    _say(console, f"{layout.VERDICT_SIGNS[report.verdict]} {layout.answer(report)}", STYLES[report.verdict])
+    sentence = f"{layout.VERDICT_SIGNS[report.verdict]} {layout.answer(report)}"
+    _paragraph(console, sentence, STYLES[report.verdict], indent=0, hanging=2)
     for said in layout.losses(report):
-        _paragraph(console, f"lost otherwise: {said}")
+        _paragraph(console, said, hanging=2)
     if report.promise is not None:
         _paragraph(console, layout.promise_line(report.promise), "dim")
     _paste(console, report)
@@ -62,12 +63,13 @@ def _checks(console: Console, report: Report) -> None:
     values = max(min(len(check.value or ""), VALUE_WIDTH) for check in report.checks)
     for check in report.checks:
         word = layout.word(report, check)
-        said = BETWEEN.join((check.id.ljust(ids), (check.value or "").ljust(values), check.origin or ""))
+        value = layout.short(check) or check.value or ""
+        said = BETWEEN.join((check.id.ljust(ids), value.ljust(values), check.origin or ""))
         line = Text(f"{BETWEEN}{layout.SIGNS[word]} ", style=STYLES[word])
         line.append(said.rstrip(), style="dim" if word in ("skip", "ignored") else "default")
         console.print(line, soft_wrap=True)
         for what, remark in layout.remarks(report, check):
-            _paragraph(console, f"↳ {what}: {remark}", "dim", indent=6)
+            _paragraph(console, f"↳ {what}: {remark}", "dim", indent=6, hanging=2)
 
 
 def _paste(console: Console, report: Report) -> None:
@@ -78,10 +80,21 @@ def _paste(console: Console, report: Report) -> None:
             _say(console, f"      {line}", "bold")
 
 
-def _paragraph(console: Console, said: str, style: str = "", indent: int = 2) -> None:
-    console.print(Padding(Text(said, style=style), (0, 0, 0, indent)))
+def _paragraph(console: Console, said: str, style: str = "", indent: int = 2, hanging: int = 0) -> None:
+    """Wrapped between words, without the blanks that a piped table would end its lines with."""
+    first, later = " " * indent, " " * (indent + hanging)
+    wrapped = textwrap.wrap(
+        said,
+        console.width,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in wrapped:
+        _say(console, line, style)
 
 
 def _say(console: Console, line: str, style: str) -> None:
-    # Text, not str: what a server says may look like markup.
+    # Text, not str: what a server says may look like markup. soft_wrap: a path must be copied in one piece.
     console.print(Text(line, style=style), soft_wrap=True)

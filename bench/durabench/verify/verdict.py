@@ -1,8 +1,8 @@
 """The judgement of a deployment: from its checks and its promise to held, broken, unknown or not rated. Pure.
 
 First rule that fits: a mock is not rated; a check that fails breaks the goal; one that could not be read leaves it
-unknown; a promise that does not meet the goal breaks it although no check said so; else it held. A check that was
-ignored, with a reason, does not count.
+unknown; a promise that does not meet the goal breaks it although no check said so; a watched program that failed
+itself leaves it unknown; else it held. A check that was ignored, with a reason, does not count.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Verdict = Literal["held", "broken", "unknown", "not rated"]
 EXIT: Mapping[Verdict, int] = {"held": 0, "broken": 1, "unknown": 3, "not rated": 3}
 
+NEEDS_PROBE = "needs --probe"
+"""The evidence of a check that was skipped because nobody asked for a probe."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -26,6 +29,7 @@ class Report:
     ``target`` is its URL without secrets, ``goal`` the one that was asked for and ``judged_by`` what that means here,
     ``ignored`` id → reason.
     ``unreached`` says, with its mend, why there was nothing to look at: then there are no checks and no promise.
+    ``program_status`` is the exit status of a program that was watched.
     """
 
     target: str
@@ -36,21 +40,20 @@ class Report:
     ignored: Mapping[str, str] = field(default_factory=dict)
     mock: bool = False
     unreached: str | None = None
+    program_status: int | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The judgement, by the rules above."""
-        if self.unreached is not None or self.promise is None:
-            return "unknown"
-        if self.mock:
-            return "not rated"
-        if self.deciding("fail"):
-            return "broken"
-        if self.deciding("unknown"):
-            return "unknown"
-        if self.safety_net:
-            return "broken"
-        return "held"
+        rules: Sequence[tuple[Verdict, bool]] = (
+            ("unknown", self.unreached is not None or self.promise is None),
+            ("not rated", self.mock),
+            ("broken", bool(self.deciding("fail"))),
+            ("unknown", bool(self.deciding("unknown"))),
+            ("broken", self.safety_net),
+            ("unknown", bool(self.program_status)),
+        )
+        return next((verdict for verdict, fits in rules if fits), "held")
 
     @property
     def exit_status(self) -> int:
