@@ -6,7 +6,7 @@ else of the harness but payloads. What it acknowledges it tells at once; what it
 
 Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, listing, reading, identity, read),
 ``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own; ``steps``,
-``reloads``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with ``failed``
+``reloads``, ``share``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with ``failed``
 and why.
 """
 
@@ -303,6 +303,15 @@ def reloads(order: Order, _tell: object) -> Order:
     return meter.take_reloads(stores, order)
 
 
+def share(order: Order, _tell: object) -> Order:
+    """What namespaces take of the bytes at rest."""
+    _, stores = _stores(order)
+    size_bytes = sum(store.size_bytes() for store in stores.values())
+    for store in stores.values():
+        store.close()
+    return {"size_bytes": size_bytes}
+
+
 def compact(order: Order, _tell: object) -> Order:
     """Rewrite what holds the values, where the backend can."""
     backend = _one(order)
@@ -330,7 +339,7 @@ ORDERS: Mapping[str, Callable[[Order, Callable[[Mapping[str, Any]], None]], Orde
     f.__name__: f
     for f in (
         *(write, read, create, ready, inspect, size, drop, get, put, damage),
-        *(steps, reloads, compact, sizes),
+        *(steps, reloads, share, compact, sizes),
     )
 }
 

@@ -231,7 +231,15 @@ def _per_step(row: Row | None) -> float | None:
 def _layout(row: Row | None, lost: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if row is None:
         return None
-    names = ("puts", "payload_bytes", "writer_bytes", "device_bytes", "at_rest_bytes", "at_rest_half_bytes")
+    names = (
+        "puts",
+        "payload_bytes",
+        "writer_bytes",
+        "device_bytes",
+        "at_rest_bytes",
+        "share_half_bytes",
+        "share_bytes",
+    )
     found: dict[str, Any] = {name: row.get(name) for name in names}
     found |= {name: row.get(name) for name in ("compacted_bytes", "compacted_how", "refused")}
     for when in ("unchanged", "changed"):
@@ -239,7 +247,7 @@ def _layout(row: Row | None, lost: Sequence[Mapping[str, Any]]) -> dict[str, Any
             name: row.get(f"{when}_{name}")
             for name in ("steps", "payload_bytes", "writer_bytes", "device_bytes", "p50_ns")
         }
-    exponent = _exponent(row.get("at_rest_half_bytes"), row.get("at_rest_open_bytes"))
+    exponent = _exponent(row.get("share_half_bytes"), row.get("share_bytes"))
     return {
         **found,
         "step_p50_ns": row.get("put_p50_ns"),

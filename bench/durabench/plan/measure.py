@@ -121,6 +121,11 @@ class Place:
         """All bytes at rest."""
         return sum(int(each.ask({"do": "size", "target": each.order()})["size_bytes"]) for each in self.distinct)
 
+    def share_bytes(self, orders: Mapping[str, Mapping[str, Any]]) -> int:
+        """What a trial's namespaces take of it, logs and what is preallocated left out."""
+        answer = self.distinct[0].ask({"do": "share", "targets": orders})
+        return int(answer["size_bytes"])
+
     def compact(self) -> str | None:
         """Rewrite every store that can be rewritten; the names of what was done, None for nothing."""
         hows = [each.ask({"do": "compact", "target": each.order()}, COMPACT_S)["how"] for each in self.distinct]

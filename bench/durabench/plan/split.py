@@ -95,14 +95,14 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
     place = Place.set_up(ledger.ground, ledger.device, {METADATA: replay.metadata.target, DATA: replay.data.target})
     try:
         empty = place.size_bytes()
+        orders = place.orders("replay")
         sizes: dict[int, int] = {}
         moments = {len(steps.steps) // 2, len(steps.steps)}
 
         def look(step: int) -> None:
             if step in moments:
-                sizes[step] = place.size_bytes() - empty
+                sizes[step] = place.share_bytes(orders)
 
-        orders = place.orders("replay")
         wrote = place.write(orders, steps, look)
         full = place.size_bytes() - empty
         last = list(wrote.digests)[-2:]
@@ -115,8 +115,8 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
     return {
         **_totals(replay, steps, wrote),
         "at_rest_bytes": full,
-        "at_rest_half_bytes": sizes.get(len(steps.steps) // 2),
-        "at_rest_open_bytes": sizes.get(len(steps.steps)),
+        "share_half_bytes": sizes.get(len(steps.steps) // 2),
+        "share_bytes": sizes.get(len(steps.steps)),
         "compacted_bytes": compacted,
         "compacted_how": how,
     }

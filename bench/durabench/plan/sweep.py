@@ -297,7 +297,7 @@ class Sweep:
         self.ledger.record(
             "sweep",
             visit.candidate,
-            **{"pass": name, "round": number, "payload": visit.payload, "size_bytes": size, "puts": done},
+            **{"stage": name, "round": number, "payload": visit.payload, "size_bytes": size, "puts": done},
             payload_bytes=done * size,
             samples=wrote.latencies_ns,
             warm=warm,
@@ -340,7 +340,7 @@ def curves_of(rows: Sequence[Row], samples: Samples, fewest: int) -> Curves:
     found: Curves = {}
     for row in sorted(
         (row for row in rows if row["kind"] == "sweep" and row["payload"] == INCOMPRESSIBLE),
-        key=lambda row: (row["round"], row["pass"] or ""),
+        key=lambda row: (row["round"], row["stage"] or ""),
     ):
         taken = list(samples(row.get("samples_at"), row.get("samples_n")))
         if taken:
