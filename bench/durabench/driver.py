@@ -6,8 +6,8 @@ else of the harness but payloads. What it acknowledges it tells at once; what it
 
 Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, listing, reading, identity, read),
 ``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own; ``steps``,
-``reloads``, ``share``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with ``failed``
-and why.
+``reloads``, ``share``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with
+``failed`` and why.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _entry(key: tuple[str, str, str, int], trials: Sequence[Row], cost: Row) -> 
         "backend": backend,
         "setting": setting,
         "payload": payload,
-        "pass": trials[0]["pass"],
+        "stage": trials[0]["stage"],
         "size_bytes": size,
         "trials": len(trials),
         "puts": sum(row["puts"] for row in trials),

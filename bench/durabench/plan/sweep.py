@@ -297,7 +297,11 @@ class Sweep:
         self.ledger.record(
             "sweep",
             visit.candidate,
-            **{"stage": name, "round": number, "payload": visit.payload, "size_bytes": size, "puts": done},
+            stage=name,
+            round=number,
+            payload=visit.payload,
+            size_bytes=size,
+            puts=done,
             payload_bytes=done * size,
             samples=wrote.latencies_ns,
             warm=warm,
