@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -60,11 +61,13 @@ __all__ = [
     "Row",
     "Tally",
     "commit_facts",
+    "distinct",
     "machine8",
     "machine_facts",
     "redact",
     "redact_all",
     "redact_argv",
+    "runs_in",
     "why_no_latency",
 ]
 
@@ -243,7 +246,7 @@ class Folder:
         that none of its trials will be judged, ``verdict`` (`not rated`, `not run`, or the dash for what cannot happen
         here) and ``why``.
         """
-        created = datetime.now(UTC).isoformat(timespec="seconds")
+        created = datetime.now(UTC).isoformat(timespec="milliseconds")
         numbers = {"schema_version": SCHEMA_VERSION, "methodology": METHODOLOGY}
         self._write_once("run.json", {**numbers, "created": created, **_factored(run)})
 
@@ -327,6 +330,11 @@ class Folder:
         return (self.path / "done.json").exists()
 
     @property
+    def methodology(self) -> int:
+        """Which entry of the methodology log it was made under."""
+        return int(self.run.get("methodology", 1))
+
+    @property
     def done(self) -> dict[str, Any] | None:
         """done.json; None while the run is unfinished."""
         return _member(self.path, "done.json") if self.finished else None
@@ -390,6 +398,10 @@ class Folder:
             shared = run["plan_shared"][row.pop("as")] if "as" in row else {}
             rows.append({**shared, **row})
         return rows
+
+    def histories(self) -> set[str]:
+        """The names (`history_name`) of the histories that are there, torn ones included."""
+        return {f"histories/{path.name}" for path in self.path.glob("histories/*.jsonl.gz")}
 
     def remaining(self) -> list[int]:
         """Numbers of the planned trials that have no rows yet, in the plan's order."""
@@ -510,6 +522,34 @@ def _locked(path: Path, patience_s: float) -> int:
             time.sleep(0.02)
         else:
             return descriptor
+
+
+def runs_in(paths: Iterable[Path]) -> list[Folder]:
+    """The runs that ``paths`` name, for reading: result folders, and folders in which such lie side by side, as they do
+    where runs of several hosts were copied together. NotAFolder, NewerSchema.
+    """
+    found = []
+    for path in paths:
+        inside = [] if (path / "run.json").exists() or not path.is_dir() else sorted(path.glob("*/run.json"))
+        found += [Folder.open(each.parent) for each in inside] if inside else [Folder.open(path)]
+    return found
+
+
+def distinct(folders: Iterable[Folder]) -> list[Folder]:
+    """Each run once: of copies of one run the one that knows most (finished, then the most trials), in its first place.
+
+    A run is known by the bytes of its run.json, written once, with every seed and the moment of its beginning, and by
+    its first row.
+    """
+    best: dict[bytes, tuple[bool, int, Folder]] = {}
+    for folder in folders:
+        rows = folder.path / "trials.jsonl"
+        first = next((json.dumps(row) for row, _ in _lines_of(rows)), "")
+        digest = hashlib.sha256((folder.path / "run.json").read_bytes() + first.encode()).digest()
+        knows = (folder.finished, rows.stat().st_size if rows.exists() else 0, folder)
+        if digest not in best or knows[:2] > best[digest][:2]:
+            best[digest] = knows
+    return [folder for _, _, folder in best.values()]
 
 
 def refuse_finished(folder: Folder) -> None:

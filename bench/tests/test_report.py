@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from durabench import report
 from durabench.report import NOT_POSSIBLE, Cell, Expectation
-from durabench.results import Folder
+from durabench.results import Differs, Folder, NotAFolder, runs_in
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = "0a1b2c3d"
@@ -290,7 +291,7 @@ def test_expectations_are_read_and_mistakes_named(tmp_path):
 # ---------------------------------------------------------------------------------------------------- documents
 
 
-def recorded(path, machine=MACHINE, *, done=True, trials=3):
+def recorded(path, machine=MACHINE, *, done=True, trials=3, created="2026-12-01T10:15:00+00:00", **more):
     """A small campaign with one of everything, written through the result folder."""
     planned = [
         entry(label, fault, namespace, host=machine["id"])
@@ -307,9 +308,7 @@ def recorded(path, machine=MACHINE, *, done=True, trials=3):
         elif one["fault"] == "cut-power" and one["backend"] in ("memory", "redis"):
             one.update(verdict="not run", why="QEMU is missing: apt-get install qemu-system-x86")
     folder = Folder.create_at(path)
-    folder.begin(
-        {"created": "2026-12-01T10:15:00+00:00", "profile": "quick", "seed": 1, "machine": machine, "cells": planned}
-    )
+    folder.begin({"created": created, "profile": "quick", "seed": 1, "machine": machine, "cells": planned, **more})
     for when, p50_ns in (("before", 200_000), ("between", 210_000), ("after", 190_000)):
         for size_bytes, factor in ((2048, 1), (1 << 20, 10)):
             at, n = folder.append_samples([p50_ns * factor] * 40)
@@ -319,8 +318,11 @@ def recorded(path, machine=MACHINE, *, done=True, trials=3):
     for _ in range(trials):
         for label, fault in OUTCOMES:
             rows = [one for one in _rows(folder, label, fault, number, machine["id"]) if one]
+            folder.write_history(number, [{"e": "trial", "seed": 0}])
             folder.append(rows)
             number += 1
+    (path / "recordings").mkdir()
+    (path / "recordings" / "r0.gz").write_bytes(b"")
     if done:
         folder.finish(1, stopped="budget")
     folder.close()
@@ -429,7 +431,7 @@ def test_a_run_that_just_ended_says_why_cells_have_no_trials(tmp_path):
 
 
 def test_runs_of_one_machine_are_added_up_and_those_of_two_are_not(run, tmp_path):
-    again = recorded(tmp_path / "again", trials=2)
+    again = recorded(tmp_path / "again", trials=2, created="2026-12-01T10:16:00+00:00")
     elsewhere = recorded(tmp_path / "elsewhere", {**MACHINE, "id": "ffffffff"})
     together = report.document([run, again])
     kept = [
@@ -442,6 +444,74 @@ def test_runs_of_one_machine_are_added_up_and_those_of_two_are_not(run, tmp_path
     assert apart["pick"]["setting"] is None
     assert set(apart["machines"]) == {HOST, "ffffffff"}
     assert "host ffffffff" in report.render(apart, "table")
+
+
+def test_runs_of_several_hosts_merge_by_copying_folders_together(run, tmp_path, capsys):
+    (tmp_path / "all").mkdir()
+    shutil.copytree(run.path, tmp_path / "all" / "one")
+    shutil.copytree(run.path, tmp_path / "all" / "one-again")
+    recorded(tmp_path / "all" / "other", {**MACHINE, "id": "ffffffff"})
+    (tmp_path / "all" / "notes").mkdir()
+    found = runs_in([tmp_path / "all", run.path])
+    assert [folder.path.name for folder in found] == ["one", "one-again", "other", run.path.name]
+    merged = report.document(found)
+    assert sum(one["trials"] for one in merged["runs"]) == 2 * 54, "a run that is there three times counts once"
+    assert set(merged["machines"]) == {HOST, "ffffffff"}
+    with pytest.raises(NotAFolder, match="not a results folder"):
+        runs_in([tmp_path / "all" / "notes"])
+
+
+def test_of_copies_of_a_run_the_one_that_went_on_counts(tmp_path):
+    whole = recorded(tmp_path / "whole", trials=2)
+    begun = recorded(tmp_path / "begun", trials=1, done=False)
+    for order in ([begun, whole], [whole, begun]):
+        (told,) = report.document(order)["runs"]
+        assert (told["trials"], told["finished"]) == (36, True)
+
+
+def test_runs_of_two_methodologies_are_not_added_up(run, tmp_path):
+    newer = recorded(tmp_path / "newer", methodology=99)
+    with pytest.raises(Differs, match="methodology 99"):
+        report.document([run, newer])
+    assert report.document([newer])["runs"][0]["trials"] == 54
+
+
+def test_a_folder_that_lost_parts_gives_a_report_that_says_so(tmp_path):
+    folder = recorded(tmp_path / "run", done=False)
+    for number in range(20):
+        (folder.path / "histories" / f"{number}.jsonl.gz").unlink()
+    shutil.rmtree(folder.path / "recordings")
+    (folder.path / "samples.i64").unlink()
+    with (folder.path / "trials.jsonl").open("ab") as file:
+        file.write(b'{"trial": 99')
+    made = report.document([folder])
+    shown = report.render(made, "table")
+    assert "20 trials without history, which cannot be judged again" in shown
+    assert "1 losing recording not kept, which cannot be replayed" in shown
+    assert "1 torn row dropped" in shown
+    assert "unfinished" in shown
+    assert all(cell["put_p50_ms"] is None for cell in made["cells"])
+    assert any(cell["trials"] for cell in made["cells"])
+
+
+def test_a_folder_without_a_trial_gives_a_report_that_says_so(tmp_path):
+    for name, cells in (("planned", [entry("postgres:on", "cut-power")]), ("empty", [])):
+        folder = Folder.create_at(tmp_path / name)
+        folder.begin({"machine": MACHINE, "cells": cells})
+        folder.close()
+        made = report.document([Folder.open(folder.path)])
+        for form in ("table", "markdown", "csv", "json"):
+            said = report.render(made, form)
+            assert form in ("csv", "json") or "no trial of it ended" in said
+        assert made["pick"]["setting"] is None
+        assert all(cell["verdict"] == "not run" for cell in made["cells"])
+
+
+def test_a_trial_is_repeated_from_where_its_folder_lies_now(run, tmp_path):
+    moved = shutil.copytree(run.path, tmp_path / "moved")
+    replays = {cell["replay"] for cell in report.document([Folder.open(moved)])["cells"]} - {None}
+    assert replays
+    assert all(each.startswith(f"durabench replay {moved} ") for each in replays)
 
 
 def test_what_stands_against_trusting_a_run_is_told_whenever_it_is_shown(tmp_path):
@@ -461,11 +531,11 @@ def test_dropped_rows_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("form,name", [("table", "txt"), ("json", "json"), ("csv", "csv"), ("markdown", "md")])
-def test_formats_look_as_they_did_when_somebody_looked(made, form, name, tmp_path):
+def test_formats_look_as_they_did_when_somebody_looked(made, run, form, name, tmp_path):
     """To accept a change: look at the file that the failure names, then copy it over the golden one."""
     shown = tmp_path / f"report.{name}"
     some = {**made, "cells": made["cells"][:10]} if form == "json" else made
-    shown.write_text(report.render(some, form))
+    shown.write_text(report.render(some, form).replace(str(run.path), "results/local/x"))
     assert (GOLDEN / shown.name).read_text() == shown.read_text(), f"look at {shown}"
 
 

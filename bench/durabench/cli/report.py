@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from durabench.cli.options import DirOption, ExpectOption, FormatOption
 from durabench.cli.screen import COULD_NOT_TELL, Progress
 
-if TYPE_CHECKING:
-    from durabench.results import Folder
-
 
 def report(
     directories: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are shown together, by host.")
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Result folders, or folders with such in them; several are shown together, by host."
+        ),
     ],
     form: FormatOption = None,
     expect: ExpectOption = None,
@@ -28,9 +28,9 @@ def report(
 ) -> None:
     """Show recorded results again; runs nothing."""
     from durabench import report as reports
-    from durabench.results import Folder
+    from durabench.results import runs_in
 
-    folders: list[Folder] = [Folder.open(directory) for directory in directories]
+    folders = runs_in(directories)
     outputs = reports.outputs(form or ["table"])
     document = reports.document(folders, expected=reports.load_expectations(expect))
     if write is not None:

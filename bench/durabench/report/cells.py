@@ -196,13 +196,14 @@ def cells(
         key = _key(entry)
         known[key] = {**known.get(key, {}), **{name: value for name, value in entry.items() if value is not None}}
         grouped.setdefault(key, [])
-    told: set[tuple[Key, str]] = set()
+    told: set[tuple[Key, str, bool]] = set()
     for row in rows:
         if row.get("control") is not None:
             continue
         key = _key(row)
-        grouped.setdefault(key, []).append(_slim(row, first=(key, row["verdict"]) not in told))
-        told.add((key, row["verdict"]))
+        words = (key, row["verdict"], row.get("replay") is not None)
+        grouped.setdefault(key, []).append(_slim(row, first=words not in told))
+        told.add(words)
     found = [
         _counted(key, members, latencies, floor_of) if members else _without_trials(key, known[key])
         for key, members in grouped.items()
@@ -249,7 +250,8 @@ def _without_trials(key: Key, entry: Mapping[str, Any]) -> Cell:
 def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: FloorOf) -> Cell:
     """A cell with at least one trial."""
     verdict = worst(row["verdict"] for row in rows)
-    deciding = next(row for row in rows if row["verdict"] == verdict)
+    decided = [row for row in rows if row["verdict"] == verdict]
+    deciding = next((row for row in decided if row.get("replay")), decided[0])
     judged = [row for row in rows if row["verdict"] != "unknown"]
     counted = [row for row in judged if row.get("lost") is not None and not row.get("unavailable")]
     sums: dict[str, Any] = {name: _sum(row.get(name) for row in rows) for name in _SUMS}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from durabench.report.cells import cells
+from durabench.report.cells import cells, loses
 from durabench.report.pick import Pick, pick
-from durabench.results import SCHEMA_VERSION, Tally
+from durabench.results import SCHEMA_VERSION, Differs, Tally, distinct
 from durabench.statistics import quantile
+from durabench_backends.contract import Domain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from durabench.report.cells import Cell
     from durabench.report.expectations import Expectation
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 HELD, BROKEN, COULD_NOT_TELL = 0, 1, 3
 _MS = 1e6
+
+
+@dataclass
+class _Missing:
+    """Found while a folder is read: how many trials have no history, and which losing recordings are not there."""
+
+    histories: int = 0
+    recordings: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,23 @@ class _Run:
     done: Mapping[str, Any] | None
     tally: Tally
     floors: Sequence[Row]
+    missing: _Missing = field(default_factory=_Missing)
+
+    def rows(self) -> Iterator[Row]:
+        """The rows, each with the run's name, and with the command that repeats its trial here, where that can be."""
+        replay = f"durabench replay {self.folder.path}"
+        kept: dict[str, bool] = {}
+        histories = self.folder.histories()
+        for rows in self.folder.each_trial(self.tally):
+            self.missing.histories += self.folder.history_name(rows[0]) not in histories
+            for row in rows:
+                recording: str | None = row.get("recording")
+                if recording is not None and recording not in kept:
+                    kept[recording] = self.folder.has_recording(recording)
+                again = recording is None or kept[recording]
+                if recording is not None and not again and loses(row) and row["destroyed"] != Domain.FLUSHED.label:
+                    self.missing.recordings.add(recording)
+                yield {**row, "run": self.name, "replay": f"{replay} {row['trial']}" if again else None}
 
     @property
     def host(self) -> str:
@@ -50,9 +76,11 @@ def document(
 
     ``not_run`` is for a run that has just ended and whose done.json, which holds the exit status, is not written yet:
     its cells without trials, as in run.json, with ``why``. Where the folders are of several hosts, ``machine`` and
-    ``floor`` are the first one's, and ``machines`` has them all.
+    ``floor`` are the first one's, and ``machines`` has them all. A run that is given twice, also as a copy, is counted
+    once. Differs where runs of two methodologies would be added up.
     """
-    runs = [_read(number, folder) for number, folder in enumerate(folders)]
+    runs = [_read(number, folder) for number, folder in enumerate(distinct(folders))]
+    _refuse_methodologies(runs)
     by_name = {run.name: run for run in runs}
     floors = _floors(runs)
 
@@ -60,7 +88,7 @@ def document(
         return by_name[row["run"]].folder.samples(row.get("samples_at"), row.get("samples_n"))
 
     found = cells(
-        ({**row, "run": run.name} for run in runs for rows in run.folder.each_trial(run.tally) for row in rows),
+        (row for run in runs for row in run.rows()),
         [entry for run in runs for entry in _planned(run, not_run)],
         latencies=latencies,
         floor_of=lambda host, size: _nearest(floors, host, size),
@@ -96,6 +124,14 @@ def _read(number: int, folder: Folder) -> _Run:
     return _Run(name, folder, folder.run, folder.done, Tally(), folder.floors())
 
 
+def _refuse_methodologies(runs: Sequence[_Run]) -> None:
+    numbers = {run.folder.methodology: run.folder.path for run in runs}
+    if len(numbers) > 1:
+        which = ", ".join(f"{path} is of methodology {number}" for number, path in sorted(numbers.items()))
+        message = f"{which}: they are not added up (results/README.md says what changed); report them one by one"
+        raise Differs(message)
+
+
 def _planned(run: _Run, not_run: Sequence[Mapping[str, Any]] | None) -> Iterable[dict[str, Any]]:
     """Every cell that a run was about, with why it has no trials where it has none."""
     done = run.done or {}
@@ -116,6 +152,8 @@ def _told(run: _Run, *, ended: bool) -> dict[str, Any]:
         "doubts": list((run.done or {}).get("doubts", ())),
         "dropped": run.tally.dropped,
         "repeated": run.tally.repeated,
+        "without_history": run.missing.histories,
+        "recordings_not_kept": len(run.missing.recordings),
     }
 
 

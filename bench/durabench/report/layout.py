@@ -214,8 +214,14 @@ def _run(run: Json) -> str:
     parts = [f"run {run['name']}: {_counted(run['trials'], 'trial')}", f"seed {run['seed']}"]
     if not run["finished"]:
         parts.append("unfinished")
+    if not run["trials"]:
+        parts.append("no trial of it ended: it tells nothing yet")
     if run["dropped"]:
         parts.append(f"{_counted(run['dropped'], 'torn row')} dropped")
+    if run["without_history"]:
+        parts.append(f"{_counted(run['without_history'], 'trial')} without history, which cannot be judged again")
+    if run["recordings_not_kept"]:
+        parts.append(f"{_counted(run['recordings_not_kept'], 'losing recording')} not kept, which cannot be replayed")
     return ", ".join(parts)
 
 
