@@ -5,16 +5,42 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from durabench import process, tracing
+from durabench.machine import DRIVER
+from durabench_backends.contract import METADATA, Check, Domain, Verifiable, Watchable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from durabench_backends.contract import Backend, Check, Fact, Goal, Promise
+    from durabench.tracing import Seen
+    from durabench_backends.contract import Backend, Call, Fact, Goal, Promise
 
+PUTS = 20
+PUT_S = 4.0
+"""After so many seconds no further put of ours begins: a flush may be slow."""
+ANSWER_S = 10.0
+"""Longest wait for the writer, to come up, to put and to remove its namespace again."""
 WATCH_S = 600.0
 """Longest run of a watched program; then it is stopped, and what was seen until then stands."""
+END_S = 5.0
+"""How long a program that is stopped has to end by itself."""
+NAMESPACE = "durabench-count"
+"""Ours in somebody's store: removed before, in case an earlier one was killed, and after."""
+SYNCHRONOUS = frozenset({"O_SYNC", "O_DSYNC", "RWF_SYNC", "RWF_DSYNC"})
+O_DSYNC = 0o10000
+"""Part of O_SYNC too (open(2))."""
+MEND = "durabench doctor looks for what swallows flushes (LD_PRELOAD, mount options); then ask what the server logs"
 
 
 @dataclass(frozen=True)
@@ -31,21 +57,261 @@ class Watched:
     checks: tuple[Check, ...]
 
 
+class NotCounted(process.HarnessError):
+    """The writer did not do what was to be counted; the message says why."""
+
+
 def pages(prefix: str) -> dict[str, str]:
     """Id of every check made here → its page, for the backend whose ids begin with ``prefix``."""
-    return {f"{prefix}.flushes": "…"}
+    return {
+        f"{prefix}.flushes": (
+            f"Flushes by counting, with --probe: {PUTS} puts of ours, one after the other, while strace lists the "
+            "writes and flushes (fsync, fdatasync, msync, O_DSYNC, O_SYNC) of the writer and of a server on this "
+            "machine. A promise to lose nothing with the machine needs at least one flush between the begin of a "
+            "put and its acknowledgement; none seen is a failure: the setting is not in force, or something "
+            "swallows it (libeatmydata). Many flushes do not prove the drive. On a busy server a flush of somebody "
+            "else may stand where ours is missing. A server answers more slowly for that second. With `verify URL "
+            "-- CMD` your own program is traced instead, and how it writes takes the place of what the URL leaves "
+            "open. It needs strace, and the right to trace the server: its own user with "
+            "kernel.yama.ptrace_scope=0, or root. Source: fsync(2), ptrace(2), strace(1)."
+        )
+    }
+
+
+def _id(backend: Backend) -> str:
+    first = next(iter(getattr(backend, "pages", ())), type(backend).__name__.lower())
+    return next(iter(pages(str(first).partition(".")[0])))
 
 
 def count(name: str, url: str, backend: Backend, promise: Promise, goal: Goal) -> list[Check]:
     """One check, ``<prefix>.flushes``: puts of our own at ``url``, in a namespace of their own that is removed again,
     and the flushes seen for each; ``name`` is the registry's, ``promise`` the one in force. For ``--probe``.
     """
-    raise NotImplementedError
+    identifier = _id(backend)
+    if goal.survive < Domain.MACHINE:
+        return [Check(identifier, "skip", evidence=f"nothing needs a flush to survive {goal.survive.label}")]
+    if promise.may_lose_s.get(Domain.MACHINE) != 0:
+        return [Check(identifier, "skip", evidence="no flush before the acknowledgement is promised: nothing to count")]
+    pids = list(backend.writer_pids()) if isinstance(backend, Verifiable) else []
+    if not pids and not isinstance(backend, Watchable):
+        return [Check(identifier, "skip", evidence="the server is not on this machine, so it cannot be traced")]
+    try:
+        with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
+            return [_judged(identifier, backend, _counted(name, url, pids, Path(scratch)))]
+    except process.HarnessError as error:
+        why, _, fix = str(error).rpartition(": ") if isinstance(error, tracing.NotAllowed) else (str(error), "", "")
+        return [Check(identifier, "unknown", evidence=f"not counted: {why}", fix=fix or None)]
+
+
+class Counted(NamedTuple):
+    """Puts that were acknowledged, and all calls that were seen meanwhile."""
+
+    windows: Sequence[tuple[int, int]]
+    """When each put began and when its acknowledgement did, as calls are numbered."""
+    seen: Sequence[Seen]
+    synchronous: frozenset[str]
+    """Files that a server had open for synchronous writing before it was traced."""
+    uncountable: bool
+    """A server has an io_uring open: what it does there is not seen."""
+
+
+def _counted(name: str, url: str, pids: Sequence[int], scratch: Path) -> Counted:
+    everyone = [*pids, *(child for pid in pids for child in process.descendants(pid))]
+    paths = [_open_files(pid) for pid in everyone]
+    trace = scratch / "trace"
+    tracer = tracing.start(
+        DRIVER.argv, trace, env=os.environ, cwd=scratch, log=scratch / "log", pids=everyone, piped=True
+    )
+    target = {"backend": name, "url": url}
+    dropped = False
+    try:
+        pipe = str(Path(f"/proc/self/fd/{tracer.fileno()}").readlink())
+        _drop(tracer, target)
+        events = _put(tracer, target)
+        _drop(tracer, target)
+        dropped = True
+    finally:
+        tracing.let_go(tracer)
+        if not dropped:
+            _drop_elsewhere(target, scratch)
+    _refuse_others(events)
+    seen = tracing.read(trace, scratch)
+    return Counted(
+        _windows(trace, pipe, events),
+        seen,
+        frozenset(path for files in paths for path, synchronous in files if synchronous),
+        any("io_uring" in path for files in paths for path, _ in files),
+    )
+
+
+def _open_files(pid: int) -> list[tuple[str, bool]]:
+    """(path, opened for synchronous writing) of every descriptor of a process; those that may be seen."""
+    found = []
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError, IndexError, ValueError):
+                info = Path(f"/proc/{pid}/fdinfo/{descriptor.name}").read_text("ascii")
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                found.append((str(descriptor.readlink()), bool(flags & O_DSYNC)))
+    return found
+
+
+def _drop(driver: process.Process, target: Mapping[str, Any]) -> None:
+    order = {"do": "drop", "target": target, "namespaces": [NAMESPACE], "deadline_s": ANSWER_S}
+    answer = driver.ask(order, ANSWER_S)[-1]
+    if answer["e"] == "failed":
+        raise NotCounted(f"the namespace {NAMESPACE} could not be removed: {answer['why']}")
+
+
+def _drop_elsewhere(target: Mapping[str, Any], scratch: Path) -> None:
+    """The namespace again, after a writer that failed; the failure itself is what is told."""
+    with suppress(process.HarnessError):
+        driver = process.start(DRIVER.argv, env=os.environ, cwd=scratch, log=scratch / "drop.log", piped=True)
+        try:
+            _drop(driver, target)
+        finally:
+            driver.close()
+
+
+def _put(driver: process.Process, target: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The events of our puts, in lockstep: the next one begins when this side holds the acknowledgement."""
+    driver.send(
+        {
+            "do": "write",
+            "targets": {METADATA: {**target, "namespace": NAMESPACE}},
+            "workload": "append",
+            "writer": 0,
+            "writers": 1,
+            "seed": secrets.randbelow(1 << 31),
+            "pace_s": 0,
+            "limit": PUTS,
+            "limit_s": PUT_S,
+            "lockstep": True,
+            "deadline_s": ANSWER_S / 2,
+        }
+    )
+    end = time.monotonic() + ANSWER_S
+    events: list[dict[str, Any]] = []
+    while not (events and events[-1]["e"] in ("done", "failed")):
+        arrived = driver.receive(end - time.monotonic())
+        for event in arrived:
+            events.append(event)
+            if event["e"] == "ok":
+                driver.send({})
+        if not arrived and (time.monotonic() > end or not driver.alive()):
+            raise NotCounted(driver.last_words(f"our writer was not done within {ANSWER_S:g} s"))
+    return events
+
+
+def _refuse_others(events: Iterable[Mapping[str, Any]]) -> None:
+    for event in events:
+        if event["e"] in ("fail", "info", "failed"):
+            raise NotCounted(f"our own put failed: {event['why']}")
+
+
+def _windows(trace: Path, pipe: str, events: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """When each put was armed and acknowledged: every event is one write of the driver's to ``pipe``."""
+    told = tracing.writes_to(trace, pipe)
+    # Before them come the answer to the order that removed the namespace, after them the one of the second removal.
+    kinds = ["done", *(event["e"] for event in events), "done"]
+    if len(told) != len(kinds):
+        raise NotCounted(f"the trace has {len(told)} of the writer's {len(kinds)} events")
+    moments = list(zip(kinds, told, strict=True))
+    begun = [moment for kind, moment in moments if kind == "armed"]
+    acknowledged = [moment for kind, moment in moments if kind == "ok"]
+    return list(zip(begun, acknowledged, strict=True))
+
+
+def _judged(identifier: str, backend: Backend, counted: Counted) -> Check:
+    flushes = [_flushes(counted, *window) for window in counted.windows]
+    without = sum(each == 0 for each in flushes)
+    value = f"{len(flushes) - without} of {len(flushes)} puts flushed before their acknowledgement"
+    evidence = (
+        f"strace saw {sum(flushes)} flushes for {len(flushes)} puts of 2 KiB in a namespace of their own, "
+        f"{NAMESPACE}, which was removed again"
+    )
+    loses = "what was acknowledged and not flushed, with the machine"
+    if not flushes:
+        return Check(identifier, "unknown", evidence=f"not counted: no put was acknowledged within {PUT_S:g} s")
+    if without and counted.uncountable:
+        why = f"not counted: the server uses io_uring, where flushes are not seen; {evidence}"
+        return Check(identifier, "unknown", value, loses=loses, evidence=why)
+    if without:
+        return Check(identifier, "fail", value, "as counted", loses, MEND, evidence)
+    if isinstance(backend, Watchable):
+        # A flush was there; whether it was the right ones, the adapter knows (a file's without its directory's is not).
+        facts = list(backend.watched([each.call for each in counted.seen if _inside(each, counted.windows)]))
+        done = backend.promise([*backend.inspect(), *(fact for fact in facts if not fact.unread)])
+        if any(fact.unread for fact in facts) or done.may_lose_s.get(Domain.MACHINE) != 0:
+            said = "; ".join(fact.unread or f"{fact.id} is {fact.value}, {fact.origin}" for fact in facts)
+            return Check(identifier, "fail", value, "as counted", loses, MEND, f"{evidence}; but {said}")
+    return Check(identifier, "ok", value, "as counted", evidence=evidence)
+
+
+def _flushes(counted: Counted, begun: int, acknowledged: int) -> int:
+    """Flushes that began after the put did and were done before its acknowledgement."""
+    synchronous = set(counted.synchronous)
+    found = 0
+    for seen in counted.seen:
+        call = seen.call
+        if call.kind == "open" and call.flags & SYNCHRONOUS:
+            synchronous.add(call.path)
+        if begun < seen.began and seen.ended < acknowledged:
+            direct = call.kind == "write" and (call.path in synchronous or bool(call.flags & SYNCHRONOUS))
+            found += call.kind == "flush" or direct
+    return found
+
+
+def _inside(seen: Seen, windows: Sequence[tuple[int, int]]) -> bool:
+    """Whether a call belongs to the puts; what our writer does before the first and after the last one is no put."""
+    return windows[0][0] < seen.began and seen.ended < windows[-1][1]
 
 
 def watch(argv: Sequence[str], url: str, backend: Backend, goal: Goal, deadline_s: float = WATCH_S) -> Watched:
     """Run somebody's program to its end under a tracer, and say how it writes to what ``url`` names.
 
-    Its stdout and stderr go to our stderr. HarnessError where it cannot be started.
+    What it prints goes to our stderr. HarnessError where it cannot be started or traced.
     """
-    raise NotImplementedError
+    del url, goal
+    identifier = _id(backend)
+    if not isinstance(backend, Watchable):
+        why = "the program is only a client here: the server flushes, which --probe counts"
+        raise process.HarnessError(why)
+    if shutil.which(argv[0]) is None:
+        message = f"{argv[0]} is no program that can be run here"
+        raise process.HarnessError(message)
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
+        trace, log = Path(scratch) / "trace", Path(scratch) / "log"
+        sys.stderr.flush()
+        tracer = tracing.start(argv, trace, env=os.environ, cwd=here, log=log, visible=True)
+        late = False
+        try:
+            code = tracer.wait(deadline_s)
+        except process.Hung:
+            late = True
+            tracer.stop(END_S)
+            code = tracer.wait(END_S)
+        finally:
+            tracing.let_go(tracer)
+        calls = [seen.call for seen in tracing.read(trace, here)] if trace.exists() else []
+    status = code if code >= 0 else 128 - code
+    facts = tuple(backend.watched(calls))
+    return Watched(status, facts, (_told(identifier, calls, facts, status, late=late),))
+
+
+def _told(identifier: str, calls: Sequence[Call], facts: Sequence[Fact], status: int, *, late: bool) -> Check:
+    """What was watched, as a check: the facts decide what it means."""
+    flushes = sum(call.kind == "flush" for call in calls)
+    writes = sum(call.kind == "write" for call in calls)
+    value = f"{flushes} flushes, {writes} writes to files"
+    ended = f"it ended with status {status}"
+    if late:
+        ended = f"it was stopped after {WATCH_S:g} s"
+    evidence = f"your program, watched: {ended}"
+    if status:
+        loses = "perhaps more than was seen: the program did not end well"
+        return Check(identifier, "warn", value, "as watched", loses, "let it end with status 0", evidence)
+    if any(fact.unread for fact in facts):
+        return Check(identifier, "skip", value, "as watched", evidence=f"{evidence}; {facts[0].unread}")
+    return Check(identifier, "ok", value, "as watched", evidence=evidence)

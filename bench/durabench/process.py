@@ -190,19 +190,21 @@ def start(
     piped: bool = False,
     stdin: bytes = b"",
     as_server: bool = False,
+    visible: bool = False,
 ) -> Process:
     """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless
-    ``piped``) go to ``log``.
+    ``piped``) go to ``log``. A ``visible`` one is somebody's: it has our stdin, and what it prints goes to our stderr.
     """
     command = [*guard(as_server, [cwd, Path(argv[0])]), *_ORPHANS_END, str(os.getpid()), *argv]
+    nothing = None if visible else subprocess.DEVNULL
     with log.open("ab") as sink:
         popen = subprocess.Popen(
             command,
             cwd=cwd,
             env=dict(env),
-            stdin=subprocess.PIPE if piped or stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if piped else sink,
-            stderr=sink,
+            stdin=subprocess.PIPE if piped or stdin else nothing,
+            stdout=subprocess.PIPE if piped else 2 if visible else sink,
+            stderr=None if visible else sink,
             start_new_session=True,
         )
     if stdin and not piped and popen.stdin:
@@ -337,6 +339,11 @@ def tree(root: Process) -> list[int]:
 
 
 THREADS_CHILDREN = "/proc/thread-self/children"
+
+
+def descendants(pid: int) -> list[int]:
+    """The living processes below one, at this moment."""
+    return _children(pid)
 
 
 def _children(pid: int) -> list[int]:

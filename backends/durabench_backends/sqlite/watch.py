@@ -45,6 +45,8 @@ def written(calls: Sequence[Call], path: Path) -> list[Fact]:
     told = ", ".join(f"{counts[word]} {word}" for word in SYNCHRONOUS if counts[word])
     unclear = "; normal would look the same until a WAL checkpoint" if mode == "wal" and counts["off"] else ""
     origin = f"as watched: commits in mode {mode}: {told}{unclear}"
+    if mode == "memory":
+        origin = "as watched: written without a journal on the disk (memory, or off)"
     return [
         Fact("sqlite.journal_mode", mode, origin),
         Fact("sqlite.synchronous", min(found, key=SYNCHRONOUS.index), origin),
@@ -102,7 +104,7 @@ class _Watch:
             else:
                 self.journaled = True
         elif call.kind == "flush":
-            if not self.database_written:
+            if self.journaled and not self.database_written:
                 self.journal_flushes += 1
         elif call.kind == "truncate" and call.size == 0:
             self._committed("truncate")
