@@ -6,21 +6,24 @@ Amazon's own.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from durabench_backends import locate
-from durabench_backends.contract import Command, Fact, Promise, Setting
-from durabench_backends.s3 import promises
-from durabench_backends.s3.client import ON, Bucket, Where, coming_up, error_code
+from durabench_backends.contract import Check, Command, Fact, Goal, Promise, Setting
+from durabench_backends.s3 import look, promises
+from durabench_backends.s3.client import ON, Bucket, Where, error_code
+from durabench_backends.s3.errors import told
+from durabench_backends.s3.pages import PAGES, PROBES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from durabench_backends.s3.client import S3Store
 
+ASK_S = 4.0
+"""Longest wait for an answer that is only looked at."""
 FORM = "s3://bucket/prefix?endpoint_url=https://host:port"
 PARAMETERS = {"endpoint_url": "endpoint_url", "region": "region_name"}
 """What a URL may say, and what the client library calls it."""
@@ -36,6 +39,10 @@ class S3:
 
     imports: ClassVar[Sequence[str]] = ("durabench_backends.s3.model",)
     settings: ClassVar[Sequence[Setting]] = ()
+    pages: ClassVar[Mapping[str, str]] = PAGES
+    probes: ClassVar[Sequence[str]] = PROBES
+    mock: bool = False
+    """Whether a mock answers; known once `inspect` was called."""
 
     def __init__(self, setting: Setting, root: Path, port: Callable[[str], int]) -> None:
         """Not without a URL: there is no server of this name to start."""
@@ -47,10 +54,12 @@ class S3:
     def from_url(cls, url: str) -> S3:
         """The bucket at ``url``; ValueError names what is wrong without showing it, as it may hold a secret."""
         made = cls.__new__(cls)
-        made._bucket = Bucket(_where(url))  # noqa: SLF001 - its own
+        where = _where(url)
+        made._bucket, made._asked = Bucket(where), Bucket(where, ASK_S)  # noqa: SLF001 - its own
         return made
 
     _bucket: Bucket
+    _asked: Bucket
 
     def commands(self) -> Sequence[Command]:
         """Nothing."""
@@ -77,29 +86,26 @@ class S3:
         """Its address: a service tells nobody when it was started, and it is not ours to restart."""
         return str(self._bucket.client.meta.endpoint_url)
 
-    def _vendor(self) -> tuple[str, str]:
-        """Who it is, and what says so."""
+    def _vendor(self, header: str | None = None) -> tuple[str, str]:
+        """Who it is, and what says so; ``header`` is its Server header where that is known."""
         host = urlsplit(self.identity()).hostname or ""
         if host.endswith(AMAZON):
             return promises.AWS, "endpoint"
-        header = self._bucket.server()
+        header = self._bucket.server() if header is None else header
         for beginning, vendor in SERVERS.items():
             if header.lower().startswith(beginning):
                 return vendor, "Server header"
         if self._swift_version():
             return promises.SWIFT, "GET /info"
+        mock, origin = look.mock_by_behaviour(self.identity())
+        if mock:
+            return mock, origin
         return promises.UNKNOWN, "neither endpoint nor Server header nor GET /info"
 
     def _swift_version(self) -> str:
         """What Swift tells everybody under /info; empty for whatever is not Swift."""
-        import urllib3
-
-        url = self.identity().rstrip("/") + "/info"
-        try:
-            answer = urllib3.PoolManager(retries=False, timeout=2.0).request("GET", url)
-            return str(json.loads(answer.data)["swift"]["version"])
-        except (urllib3.exceptions.HTTPError, ValueError, LookupError, TypeError):
-            return ""
+        section = look.document(self.identity(), "/info").get("swift")
+        return str(section.get("version", "")) if isinstance(section, dict) else ""
 
     def _versioning(self) -> str:
         """As the bucket says; empty where that may not be read."""
@@ -113,18 +119,43 @@ class S3:
             return ""
 
     def inspect(self) -> Iterable[Fact]:
-        """Who it is, where, and the versioning of the bucket; what may not be read is left out."""
-        self._bucket.head()
-        vendor, origin = self._vendor()
-        versioning = self._versioning()
-        facts = [Fact(promises.VENDOR, vendor, origin), Fact("s3.endpoint", self.identity(), "client")]
-        with coming_up():
-            server = self._bucket.server()
-        if server:
-            facts.append(Fact(promises.SERVER, server, "Server header"))
-        if versioning:
-            facts.append(Fact(promises.VERSIONING, versioning, f"bucket {self._bucket.where.bucket}"))
+        """Who it is, where, and what the bucket says of itself; what may not be read says so."""
+        with told(self._asked.where):
+            first = look.answered(self._asked)
+            header = str(first["ResponseMetadata"]["HTTPHeaders"].get("server", ""))
+            vendor, origin = self._vendor(header)
+            self.mock = vendor in promises.MOCKS
+            facts = [
+                Fact(promises.VENDOR, vendor, origin),
+                Fact("s3.endpoint", self.identity(), "client"),
+                Fact(promises.MOCK, vendor if self.mock else "no", origin),
+                *look.facts(self._asked, first),
+            ]
+        if header:
+            facts.append(Fact(promises.SERVER, header, "Server header"))
+        if vendor == promises.SEAWEEDFS:
+            facts.append(Fact(promises.FSYNC, "", "", "only its filer tells (weed shell, fs.configure)"))
         return facts
+
+    @staticmethod
+    def checks(facts: Iterable[Fact], goal: Goal) -> Iterable[Check]:
+        """What ``facts`` mean for ``goal``."""
+        from durabench_backends.s3 import checks
+
+        return checks.checks(tuple(facts), goal)
+
+    def probe(self, goal: Goal) -> Iterable[Check]:
+        """Whether conditional puts, default checksums and wrong ones are taken: by about a dozen small objects."""
+        from durabench_backends.s3 import probe
+
+        del goal  # none of this decides what is lost
+        facts = tuple(self.inspect())
+        with told(self._asked.where):
+            return probe.probe(self._asked, self._asked.with_defaults, facts)
+
+    def writer_pids(self) -> Sequence[int]:
+        """None: a service does not tell which of its processes writes."""
+        return ()
 
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:

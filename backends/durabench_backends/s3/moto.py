@@ -83,7 +83,7 @@ class Moto:
         """Its version and the versioning of the bucket."""
         return (
             Fact(promises.VENDOR, promises.MOTO, "Server header"),
-            Fact("moto.version", self._bucket.server().partition(" ")[0].partition("/")[2], "Server header"),
+            Fact(promises.VERSION, self._bucket.server().partition(" ")[0].partition("/")[2], "Server header"),
             Fact(promises.VERSIONING, self._bucket.versioning(), f"bucket {BUCKET}"),
         )
 

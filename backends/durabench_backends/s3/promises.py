@@ -13,10 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SWIFT, SEAWEEDFS, MOTO, AWS, UNKNOWN = "swift", "seaweedfs", "moto", "aws", "unknown"
+LOCALSTACK = "localstack"
+MOCKS = (MOTO, LOCALSTACK)
+"""Objects in the memory of a process."""
+
 VENDOR = "s3.vendor"
 VERSIONING = "s3.versioning"
 SERVER = "s3.server"
-FSYNC = "seaweedfs.fsync"
+VERSION = "s3.server_version"
+FSYNC = "s3.fsync"
+"""Of SeaweedFS, and told by its filer only."""
+LIFECYCLE = "s3.lifecycle"
+OBJECT_LOCK = "s3.object_lock"
+CHECKSUMS = "s3.checksums"
+UPLOADS = "s3.unfinished_uploads"
+MOCK = "s3.mock"
 
 _PROCESSES = {Domain.NOTHING: 0.0, Domain.CLIENT: 0.0, Domain.SERVER: 0.0}
 _EVERYWHERE = {Domain.NOTHING: 0.0, **dict.fromkeys(RATED_DOMAINS, 0.0)}

@@ -139,7 +139,7 @@ class SeaweedFS:
         rules = found(self._port("filer"), RULES)
         return (
             Fact(promises.VENDOR, promises.SEAWEEDFS, "master, GET /dir/status"),
-            Fact("seaweedfs.version", version, "master, GET /dir/status"),
+            Fact(promises.VERSION, version, "master, GET /dir/status"),
             Fact(promises.VERSIONING, self._bucket.versioning(), f"bucket {BUCKET}"),
             Fact(promises.FSYNC, str(_synced(rules)).lower(), f"filer, {RULES}" if rules else "default"),
         )

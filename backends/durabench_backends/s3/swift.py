@@ -146,7 +146,7 @@ class Swift:
         version = str(self._info("swift")["version"])
         return (
             Fact(promises.VENDOR, promises.SWIFT, "GET /info"),
-            Fact("swift.version", version, "GET /info"),
+            Fact(promises.VERSION, version, "GET /info"),
             Fact(promises.VERSIONING, self._bucket.versioning(), f"bucket {BUCKET}"),
         )
 
