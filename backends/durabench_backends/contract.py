@@ -343,7 +343,7 @@ class Compactable(Protocol):
     """A backend that can give back the space of what was overwritten or deleted, by a rewrite of its own files."""
 
     def compact(self) -> str:
-        """Rewrite and return when it is done; the name of what was done, such as the statement."""
+        """Rewrite and return when it is done; the name of what was done, such as the statement, empty for nothing."""
 
 
 @runtime_checkable

@@ -315,7 +315,7 @@ def share(order: Order, _tell: object) -> Order:
 def compact(order: Order, _tell: object) -> Order:
     """Rewrite what holds the values, where the backend can."""
     backend = _one(order)
-    return {"how": backend.compact() if isinstance(backend, Compactable) else None}
+    return {"how": (backend.compact() or None) if isinstance(backend, Compactable) else None}
 
 
 SIZES_TOLD = 4096

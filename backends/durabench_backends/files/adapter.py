@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -97,6 +98,18 @@ class Files:
 
     def size_bytes(self) -> int:
         return allocated_bytes([self._directory])
+
+    def sizes_bytes(self, within: str) -> Iterable[int]:
+        """Of every file below the directory, or below the folder ``within`` of it; links are not followed."""
+        top = self._directory / within
+        if not top.is_dir() or not top.resolve().is_relative_to(self._directory.resolve()):
+            message = f"{top} is no directory of that URL"
+            raise ValueError(message)
+        for folder, _, names in os.walk(top):
+            for name in names:
+                found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - many names
+                if stat.S_ISREG(found.st_mode):
+                    yield found.st_size
 
     def identity(self) -> str:
         return process_identity()

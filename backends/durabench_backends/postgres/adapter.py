@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from durabench_backends import locate
-from durabench_backends.contract import Command, Fact, NotReady, Promise, Refused, Setting
+from durabench_backends.contract import Command, Fact, Limit, NotReady, Promise, Refused, Setting
 from durabench_backends.embedded import mount_facts
-from durabench_backends.postgres import facts, local, promises
+from durabench_backends.postgres import facts, local, promises, sizes
 from durabench_backends.postgres.pages import PAGES, PROBES
 from durabench_backends.postgres.promises import UNLOGGED
 from durabench_backends.postgres.session import INSPECT_TIMEOUT_S, Session, connect, went_away
@@ -40,6 +40,9 @@ class Postgres:
     settings: ClassVar[Sequence[Setting]] = promises.SETTINGS
     pages: ClassVar[Mapping[str, str]] = PAGES
     probes: ClassVar[Sequence[str]] = PROBES
+    limit: ClassVar[Limit] = Limit(
+        (1 << 30) - 1, 'PostgreSQL 18 documentation, Appendix K, PostgreSQL Limits: field size "1 GB"'
+    )
 
     def __init__(self, setting: Setting, root: Path, port: Callable[[str], int], url: str | None = None) -> None:
         """Remember where it lives; touches nothing. With a ``url`` it is somebody's, and root and port mean nothing."""
@@ -117,6 +120,17 @@ class Postgres:
             except Refused:
                 log = None  # a right that only superusers and pg_monitor have
             return int(databases or 0) + int(log or 0)
+
+    def compact(self) -> str:
+        """VACUUM FULL: every table is written anew, without the room of what was overwritten or deleted."""
+        with self._session() as session:
+            session.run("VACUUM FULL")
+        return "VACUUM FULL"
+
+    def sizes_bytes(self, within: str) -> Iterable[int]:
+        """Of the rows of the table ``within``."""
+        with self._session() as session:
+            yield from sizes.sizes_bytes(session, within)
 
     def identity(self) -> str:
         """The postmaster's start, in microseconds, and its checkpointer's process, which is new after any recovery."""

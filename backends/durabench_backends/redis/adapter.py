@@ -18,6 +18,7 @@ from durabench_backends.contract import (
     Command,
     Fact,
     Goal,
+    Limit,
     NotReady,
     Promise,
     Refused,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 WAITAOF_TIMEOUT_MS = 25_000
 """Less than the socket's timeout, so that it is the server that says how many have flushed."""
 
+REWRITE_TIMEOUT_S = 60.0
+
 CREATED = b"durabench"
 """Marks a server of ours on which `create` was called; no namespace's keys begin so without a colon."""
 
@@ -51,6 +54,7 @@ def _backend(engine: Engine) -> type[Backend]:  # noqa: C901 - the branches are 
         settings: ClassVar[Sequence[Setting]] = tuple(promises.setting(engine, name) for name in OPTIONS)
         pages: ClassVar[Mapping[str, str]] = PAGES
         probes: ClassVar[Sequence[str]] = PROBES
+        limit: ClassVar[Limit] = Limit(512 << 20, 'redis.conf, proto-max-bulk-len: "normally limited to 512 mb"')
 
         def __init__(
             self,
@@ -117,6 +121,19 @@ def _backend(engine: Engine) -> type[Backend]:  # noqa: C901 - the branches are 
                 info = wire.info(connection)
             # Without an append-only file there is only the next dump, no larger than the data in memory.
             return int(info.get("aof_current_size") or info.get("used_memory_dataset") or 0)
+
+        def compact(self) -> str:
+            """BGREWRITEAOF, and its end: the log without what was overwritten. Nothing where there is no log."""
+            with self._connected() as connection:
+                if wire.info(connection).get("aof_enabled") != "1":
+                    return ""
+                wire.rewrite_log(connection, REWRITE_TIMEOUT_S)
+            return "BGREWRITEAOF"
+
+        def sizes_bytes(self, within: str) -> Iterable[int]:
+            """Of the values of all keys that begin with ``within``; of what is no string, what MEMORY USAGE says."""
+            with self._connected() as connection:
+                yield from wire.sizes_bytes(connection, within.encode())
 
         def identity(self) -> str:
             """The server's run_id, random at each start."""

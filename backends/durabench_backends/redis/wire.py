@@ -6,6 +6,7 @@ object.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from durabench_backends.redis.promises import Engine
 
 CONNECT_TIMEOUT_S = 2.0
+HANDSHAKE_TIMEOUT_S = 5.0
+"""Longest wait for the first answer: a server under `always` answers nobody while a slow flush lasts."""
 OPERATION_TIMEOUT_S = 30.0
 
 PREFIX = "durabench"
@@ -87,7 +90,7 @@ def _build(options: Mapping[str, Any]) -> Connection:
     fixed = {
         "retry": Retry(NoBackoff(), 0),  # the default sends a put again, up to ten times
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": OPERATION_TIMEOUT_S,
+        "socket_timeout": min(HANDSHAKE_TIMEOUT_S, OPERATION_TIMEOUT_S),
         "decode_responses": False,
         "health_check_interval": 0,
         # To tell the server this library's version, its metadata is parsed at each connection: ten puts' time.
@@ -111,12 +114,13 @@ def connect(engine: Engine, options: Mapping[str, Any]) -> Connection:
     try:
         connection.connect()
         call(connection, b"PING")
+        _wait_longer(connection)
     except redis.AuthenticationError:
         hopeless, mend = _authentication(engine, options)
     except redis.BusyLoadingError:
         passing, mend = "it is loading its data", "wait until it has loaded"
     except redis.TimeoutError:
-        passing, mend = f"no answer within {CONNECT_TIMEOUT_S:g} s", _silence(engine, options)
+        passing, mend = f"no answer within {HANDSHAKE_TIMEOUT_S:g} s", _silence(engine, options)
     except (redis.ConnectionError, OSError) as error:
         hopeless, passing, mend = _no_connection(engine, options, error)
     except NoPermissionError:
@@ -132,6 +136,13 @@ def connect(engine: Engine, options: Mapping[str, Any]) -> Connection:
     )
     failure.add_note(mend)
     raise failure
+
+
+def _wait_longer(connection: Connection) -> None:
+    """From here on a put may take its time. The library has no door for it: its timeout is the socket's."""
+    connection.socket_timeout = OPERATION_TIMEOUT_S
+    socket: Any = vars(connection)["_sock"]
+    socket.settimeout(OPERATION_TIMEOUT_S)
 
 
 def _user(options: Mapping[str, Any]) -> str:
@@ -217,6 +228,41 @@ def scan(connection: Connection, beginning: bytes) -> Iterator[list[bytes]]:
             yield keys
         if int(cursor) == 0:
             return
+
+
+def sizes_bytes(connection: Connection, beginning: bytes) -> Iterator[int]:
+    """The size of every value whose key begins so; a key that goes away meanwhile counts nothing."""
+    escaped = b"".join(b"\\" + bytes([one]) if one in b"*?[]\\" else bytes([one]) for one in beginning)
+    seen: set[bytes] = set()
+    for batch in scan(connection, escaped):
+        for key in batch:
+            if key in seen:
+                continue
+            seen.add(key)
+            if call(connection, b"TYPE", key) in (b"string", "string"):
+                yield int(call(connection, b"STRLEN", key))
+            elif size := call(connection, b"MEMORY", b"USAGE", key):
+                yield int(size)
+
+
+def rewrite_log(connection: Connection, timeout_s: float) -> None:
+    """Have the append-only file rewritten, and wait for that; TimeoutError.
+
+    The server does the waiting: it is asked for an element of a list that is not there.
+    """
+    end = time.monotonic() + timeout_s
+    if not _rewriting(connection):
+        call(connection, b"BGREWRITEAOF")
+    while _rewriting(connection):
+        if time.monotonic() > end:
+            message = f"the append-only file was not rewritten within {timeout_s:g} s"
+            raise TimeoutError(message)
+        call(connection, b"BLPOP", b"durabench:nothing", b"0.05")
+
+
+def _rewriting(connection: Connection) -> bool:
+    found = info(connection)
+    return "1" in (found.get("aof_rewrite_in_progress"), found.get("aof_rewrite_scheduled"))
 
 
 def info(connection: Connection) -> dict[str, str]:

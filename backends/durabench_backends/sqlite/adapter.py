@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from durabench_backends import place
-from durabench_backends.contract import Command, Fact, NotReady, Promise, Setting, Store
+from durabench_backends.contract import Command, Fact, Limit, NotReady, Promise, Setting, Store
 from durabench_backends.embedded import allocated_bytes, mount_facts, on_mount, one_of, process_identity
 from durabench_backends.sqlite import checks as judged
-from durabench_backends.sqlite import look, watch
+from durabench_backends.sqlite import look, sizes, watch
 from durabench_backends.sqlite.promises import (
     DELETE_FULL,
     EXTRA,
@@ -41,6 +41,9 @@ class Sqlite:
 
     pages: ClassVar[Mapping[str, str]] = judged.PAGES
     probes: ClassVar[Sequence[str]] = place.probes("sqlite")
+    limit: ClassVar[Limit] = Limit(
+        1_000_000_000, 'sqlite.org/limits.html, SQLITE_MAX_LENGTH: "The default value of this macro is 1 billion"'
+    )
     settings: ClassVar[Sequence[Setting]] = tuple(
         Setting(name, {"journal_mode": journal, "synchronous": synchronous}, promise)
         for name, journal, synchronous, promise in (
@@ -134,6 +137,19 @@ class Sqlite:
 
     def size_bytes(self) -> int:
         return allocated_bytes(Path(f"{self._path}{suffix}") for suffix in ("", "-wal", "-shm", "-journal"))
+
+    def compact(self) -> str:
+        """VACUUM: the database is written anew, without its free pages; closing then empties the log."""
+        connection = self._connect()
+        try:
+            connection.execute("VACUUM")
+        finally:
+            connection.close()
+        return "VACUUM"
+
+    def sizes_bytes(self, within: str) -> Iterable[int]:
+        """Of the rows of the table ``within``, or of all tables."""
+        return sizes.sizes_bytes(self._path, within)
 
     def identity(self) -> str:
         return process_identity()

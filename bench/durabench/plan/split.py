@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from durabench.plan.measure import Wrote
     from durabench.plan.trace import Trace
 
+COMPACTED_BYTES = 128 << 20
 Layout = Literal["whole", "split", "put_many"]
 WHOLE: Layout = "whole"
 SPLIT: Layout = "split"
@@ -108,7 +109,9 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
         last = list(wrote.digests)[-2:]
         if last and wrote.refused is None:
             place.reload(orders, wrote, last)
-        how = None if _somebodys(replay) else place.compact()
+        # A rewrite of the largest would take longer than all the rest.
+        spared = _somebodys(replay) or steps.payload_bytes(len(steps.steps)) > COMPACTED_BYTES
+        how = None if spared else place.compact()
         compacted = None if how is None else place.size_bytes() - empty
     finally:
         place.close()
