@@ -120,23 +120,28 @@ def start(
 
 
 def _wait_until_attached(tracer: process.Process, log: Path, pids: set[int]) -> None:
+    """By what the kernel says: strace tells of its successes only sometimes."""
     end = time.monotonic() + ATTACH_S
-    missing = set(pids)
-    while missing:
+    while missing := {pid for pid in pids if not _is_held(pid, tracer.pid)}:
         said = log.read_text(errors="replace")
-        missing = {pid for pid in missing if not re.search(rf"\bProcess {pid} attached\b", said)}
         for pid in sorted(missing):
             refusal = re.search(rf"ptrace\(PTRACE_\w+, {pid}\S*: (.*)", said)
-            if refusal and "No such process" in refusal[1]:
-                missing.discard(pid)
-            elif refusal:
+            if refusal and "No such process" not in refusal[1]:
                 message = f"process {pid} may not be traced ({refusal[1].lower()}): {_leave(pid)}"
                 raise NotAllowed(message)
-        if missing and (time.monotonic() > end or not tracer.alive()):
+        if time.monotonic() > end or not tracer.alive():
             message = f"strace did not attach to process {min(missing)}{process.tail(log)}: run it as root"
             raise NotAllowed(message)
-        if missing:
-            time.sleep(POLL_S)
+        time.sleep(POLL_S)
+
+
+def _is_held(pid: int, tracer: int) -> bool:
+    """Whether every thread of a process is traced by ``tracer``, or the process is gone."""
+    wanted = f"TracerPid:\t{tracer}\n"
+    try:
+        return all(wanted in (task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return not Path(f"/proc/{pid}").exists()
 
 
 def _leave(pid: int) -> str:

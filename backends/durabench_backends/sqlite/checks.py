@@ -172,7 +172,7 @@ def _waiting(facts: Mapping[str, Fact], identifier: str) -> Check:
 
 
 def _shared(check: Check) -> Check:
-    """WAL does not work between hosts (wal.html: "All processes using a database must be on the same host computer")."""
+    """WAL does not work between hosts (wal.html: "must be on the same host computer")."""
     if check.id != "sqlite.filesystem" or check.value not in REMOTE:
         return check
     return replace(check, loses=f"{check.loses}; and WAL does not work where programs of several hosts share it")
