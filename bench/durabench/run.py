@@ -155,9 +155,11 @@ def _hours(plans: Sequence[TrialPlan], prepared: Mapping[Target, Prepared], at_o
 
 
 def _power_budget_s(asked: Asked, chosen: profile.Profile) -> float | None:
-    """The power pass's own budget: the profile's, stretched as the other one was."""
-    if asked.trials or chosen.power.budget_s is None:
+    """The power pass's own budget: the profile's, stretched as the other one was; the asked one where it has none."""
+    if asked.trials:
         return None
+    if chosen.power.budget_s is None:
+        return asked.budget_s
     return chosen.power.budget_s * (asked.budget_s / chosen.budget_s if asked.budget_s and chosen.budget_s else 1)
 
 
