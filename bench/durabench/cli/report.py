@@ -25,6 +25,12 @@ def report(
         Path | None,
         typer.Option(metavar="README.md", help="Replace the table between the durabench marks in this file."),
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="One page with everything, that opens offline.")
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The six charts, as PNG and SVG, in this folder.")
+    ] = None,
 ) -> None:
     """Show recorded results again; runs nothing."""
     from durabench import report as reports
@@ -35,6 +41,14 @@ def report(
     document = reports.document(folders, expected=reports.load_expectations(expect))
     if write is not None:
         reports.write_block(write, document)
+    if page is not None:
+        from durabench.report import html
+
+        html.write(document, folders, page)
+    if charts is not None:
+        from durabench.report import charts as drawings
+
+        drawings.draw(document, folders, charts)
     reports.write(document, outputs)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from durabench.report.charts import latency_by_size, loss_rate, loss_window, style, survival, tail, tradeoff
 from durabench.report.charts.material import Gathering, Material, gather
 from durabench.report.charts.style import Chart
+from durabench.results import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,4 +35,5 @@ def draw(
     document: Json, folders: Sequence[Folder], directory: Path, formats: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
     """Write every chart of a document and its folders to ``directory``, once per format; the files."""
-    return [path for chart in charts(gather(document, folders)) for path in style.save(chart, directory, formats)]
+    material = gather(document, distinct(folders))
+    return [path for chart in charts(material) for path in style.save(chart, directory, formats)]

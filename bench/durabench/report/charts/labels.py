@@ -80,7 +80,7 @@ def beside(axes: Axes, points: Sequence[Point], size: float, colour: str) -> Seq
     renderer = axes.get_figure(root=True).canvas.get_renderer()  # type: ignore[union-attr]
     room = axes.get_window_extent()
     pixels = [axes.transData.transform((x, y)) for x, y, _ in points]
-    taken: list[Bbox] = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in pixels]
+    taken: list[Bbox] = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in pixels]
     made = []
     for number in sorted(range(len(points)), key=lambda at: (-pixels[at][1], pixels[at][0])):
         (x, y), (data_x, data_y, label) = pixels[number], points[number]
@@ -88,7 +88,7 @@ def beside(axes: Axes, points: Sequence[Point], size: float, colour: str) -> Seq
         extent = text.get_window_extent(renderer)
         best: tuple[float, int, float, Bbox] | None = None
         for sign, lines in _AROUND:
-            left = x + 8 if sign > 0 else x - 8 - extent.width
+            left = x + 11 if sign > 0 else x - 11 - extent.width
             box = Bbox.from_bounds(left, y + lines * extent.height - extent.height / 2, extent.width, extent.height)
             outside = max(0.0, room.x0 - box.x0) + max(0.0, room.y0 - box.y0) + max(0.0, box.y1 - room.y1)
             hits = sum(box.overlaps(other) for at, other in enumerate(taken) if at != number)
@@ -100,9 +100,9 @@ def beside(axes: Axes, points: Sequence[Point], size: float, colour: str) -> Seq
         taken.append(box)
         inverse = axes.transData.inverted()
         text.set(ha="left" if sign > 0 else "right")
-        text.set_position(tuple(inverse.transform((x + 8 * sign, y + lines * extent.height))))
+        text.set_position(tuple(inverse.transform((x + 11 * sign, y + lines * extent.height))))
         if abs(lines) > 1:
-            edge = inverse.transform((x + 7 * sign, y + lines * extent.height))
+            edge = inverse.transform((x + 10 * sign, y + lines * extent.height))
             axes.plot([data_x, edge[0]], [data_y, edge[1]], color=colour, lw=0.4, zorder=1)
         made.append(text)
     return made

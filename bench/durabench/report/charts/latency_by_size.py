@@ -37,7 +37,7 @@ def chart(material: Material) -> style.Chart:
     """One plan: of several the last one, which the sentence says."""
     plans = [plan for plan in material.plans if _curves(plan)]
     if not plans:
-        why = "no folder has a plan (`durabench plan` makes one)" if not material.plans else "the plan measured no put"
+        why = "no folder has a plan; durabench plan makes one" if not material.plans else "the plan measured no put"
         return style.nothing(NAME, TITLE, why, MEASURED)
     plan = plans[-1]
     curves = _curves(plan)

@@ -91,7 +91,7 @@ def _scale(axes: Axes, rows: Sequence[str], title: str, *, first: bool) -> None:
     axes.tick_params(length=0)
     axes.spines[["left"]].set_visible(False)
     for number in range(0, len(rows), 2):
-        axes.axhspan(number - 0.5, number + 0.5, color="#f5f5f8", lw=0, zorder=0)
+        axes.axhspan(number - 0.5, number + 0.5, color=style.STRIPE, lw=0, zorder=0)
     axes.grid(visible=False, axis="y")
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE, PAPER = "#1b1b1f", "#5c5c66", "#d3d3da", "#ffffff"
-"""Text, secondary text, grid, ground."""
+INK, FAINT, LINE, STRIPE, PAPER = "#1b1b1f", "#5c5c66", "#d3d3da", "#f5f5f8", "#ffffff"
+"""Text, secondary text, grid, every other row, ground."""
 HELD, WITHIN, LOST, LOST_UNPROMISED, GREY = "#a8c8f0", "#d6e6fa", "#f28e2b", "#fbd3a6", "#e4e4e8"
 """Cells: kept, lost inside the promised window, promise broken, lost where nothing is promised, not judged."""
 COLOURS = (
@@ -74,6 +74,7 @@ class Chart:
     sentence: str
     measured: str
     figure: Figure
+    empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def nothing(name: str, title: str, why: str, measured: str) -> Chart:
     made = figure(7, 1.2)
     heading(made, title)
     made.text(0.12 / 7, 0.35, f"Nothing to draw: {why}.", size=USUAL, va="center", color=FAINT)
-    return Chart(name, title, f"There is nothing to draw: {why}.", measured, made)
+    return Chart(name, title, f"There is nothing to draw: {why}.", measured, made, empty=True)
 
 
 def bare(axes: Axes) -> None:

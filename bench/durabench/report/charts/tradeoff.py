@@ -63,7 +63,7 @@ def chart(material: Material) -> style.Chart:
         )
         if spots
     ]
-    height = 0.75 + sum(tall + 0.4 for _, _, tall in strips) + 0.15
+    height = 0.75 + sum(tall + 0.55 for _, _, tall in strips)
     made = style.figure(_WIDTH, height)
     style.heading(made, f"{TITLE}: {fault}")
     looks = style.looks(material.backends, in_order(material.backends))
@@ -75,7 +75,7 @@ def chart(material: Material) -> style.Chart:
         axes.set(xscale="log", xlim=limits, title=title)
         _windows(axes, spots, looks) if spots is some else _rows(axes, spots, looks)
         style.plain_log(axes.xaxis)
-        at -= 0.4
+        at -= 0.55
     made.text(_LEFT / _WIDTH, 0.1 / height, "median put, ms (frontier: ringed)", size=style.SMALL)
     return style.Chart(NAME, TITLE, _sentence(found, fault), MEASURED, made)
 
@@ -99,7 +99,7 @@ def _rows(axes: Axes, spots: Sequence[Spot], looks: Mapping[str, style.Look]) ->
     for row, spot in enumerate(spots):
         left = spot.put_ms > middle
         axes.annotate(
-            f"{spot.label}  {number(spot.put_ms)} ms, {spot.sure}", (spot.put_ms, row), (-9 if left else 9, 0),
+            f"{spot.label}  {number(spot.put_ms)} ms, {spot.sure}", (spot.put_ms, row), (-10 if left else 10, 0),
             textcoords="offset points", ha="right" if left else "left", va="center", size=style.SMALL,
             annotation_clip=False, weight="bold" if spot.on_frontier else "normal",
         )  # fmt: skip

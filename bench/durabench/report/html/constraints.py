@@ -1,0 +1,107 @@
+"""What the form of the page decides by: for every setting what it promises and what was seen, per domain destroyed.
+
+Facts only; the page's script holds them against what a person needs, and says *cannot tell* where nothing was judged.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from durabench.report.cells import NOT_POSSIBLE
+from durabench.report.layout import size_text
+from durabench_backends.contract import RATED_DOMAINS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from durabench.report.charts import Material
+    from durabench.report.layout import Json
+
+_WORST = ("broken", "no-promise", "unknown", "not rated", "not run", "within", "kept", NOT_POSSIBLE)
+"""Of the cells of one domain the first of these speaks for all."""
+
+
+def domains(material: Material) -> list[dict[str, str]]:
+    """The domains that a setting can be asked to survive, with the faults that destroy each in these results."""
+    found = []
+    for domain in RATED_DOMAINS:
+        faults = {cell["fault"]: None for cell in material.cells if cell["destroyed"] == domain.label}
+        if faults:
+            found.append({"name": domain.label, "faults": ", ".join(faults)})
+    return found
+
+
+def settings(material: Material) -> list[dict[str, Any]]:
+    """Every setting of every host: promise and outcome per domain, latency per size."""
+    grouped: dict[tuple[str, str], list[Json]] = {}
+    for cell in material.cells:
+        grouped.setdefault((cell["host"], f"{cell['backend']}:{cell['setting']}"), []).append(cell)
+    planned = _planned(material)
+    return [
+        {
+            "label": material.place(members[0]),
+            "promise": dict(material.promises.get(label, {})),
+            "seen": {domain.label: _seen(members, domain.label) for domain in RATED_DOMAINS},
+            "puts": {**_puts(material, members), **planned.get(label, {})},
+        }
+        for (_, label), members in grouped.items()
+    ]
+
+
+def sizes(found: Sequence[Json]) -> list[str]:
+    """The sizes at which puts were timed, in the order of a list to choose from."""
+    return list(dict.fromkeys(name for setting in found for name in setting["puts"]))
+
+
+def _seen(cells: Iterable[Json], domain: str) -> dict[str, Any]:
+    """The worst of the cells of one domain, the longest loss window, and how often a loss is still possible."""
+    mine = [cell for cell in cells if cell["destroyed"] == domain]
+    worst = min(mine, key=lambda cell: _rank(cell["verdict"]), default=None)
+    highs = [cell["loss_rate_high"] for cell in mine if cell["loss_rate_high"] is not None]
+    windows = [cell["loss_window_max_s"] for cell in mine if cell["loss_window_max_s"] is not None]
+    return {
+        "verdict": None if worst is None else worst["verdict"],
+        "fault": None if worst is None else worst["fault"],
+        "why": None if worst is None else worst["why"],
+        "window_s": max(windows, default=0),
+        "high": max(highs, default=None),
+    }
+
+
+def _rank(verdict: str) -> int:
+    return _WORST.index(verdict) if verdict in _WORST else 0
+
+
+def _puts(material: Material, members: Sequence[Json]) -> dict[str, list[float | None]]:
+    """``part, usual size`` → median and p99 in ms."""
+    found: dict[str, list[float | None]] = {}
+    for cell in members:
+        if cell["put_p50_ms"] is not None:
+            usual = _usual_size(material, cell["workload"], cell["namespace"])
+            several = len({other["workload"] for other in material.cells}) > 1
+            workload = f" ({cell['workload']})" if several else ""
+            found[f"{cell['namespace']}, {usual}{workload}"] = [cell["put_p50_ms"], cell["put_p99_ms"]]
+    return found
+
+
+def _usual_size(material: Material, workload: str, namespace: str) -> str:
+    """The usual size of this part's puts; deletes are acknowledged too, so that one setting's mean may be off."""
+    means = [
+        cell["payload_bytes"] / cell["acked"]
+        for cell in material.cells
+        if (cell["workload"], cell["namespace"]) == (workload, namespace) and cell["payload_bytes"] and cell["acked"]
+    ]
+    return size_text(round(statistics.median(means))) if means else "size unknown"
+
+
+def _planned(material: Material) -> dict[str, dict[str, list[float | None]]]:
+    """Of plans: label → ``planned size`` → median and p99 in ms."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    points = [point for plan in material.plans for point in plan.get("sweep") or ()]
+    for point in sorted(points, key=lambda point: int(point["size_bytes"])):
+        if point["payload"] == "incompressible" and point["put_p50_ns"] is not None:
+            p99 = None if point["put_p99_ns"] is None else point["put_p99_ns"] / 1e6
+            name = f"any part, {size_text(point['size_bytes'])} (plan)"
+            found.setdefault(point["label"], {})[name] = [point["put_p50_ns"] / 1e6, p99]
+    return found
