@@ -33,7 +33,8 @@ class Ledger:
     say: Callable[[str], None]
     line: Callable[[str], None]
     """Shows one line of progress, which the next one replaces."""
-    estimate_s: float = 0.0
+    total_s: float = float("inf")
+    """How long all of it may take."""
     rows: list[Row] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,6 +79,10 @@ class Ledger:
                 }
             )
 
+    def left_s(self) -> float:
+        """How much of that is left."""
+        return self.total_s - (time.monotonic() - self._began)
+
     def progress(self, what: str) -> None:
         """Say what is being done, and how far that is from the end."""
-        self.line(f"{time.monotonic() - self._began:5.0f} s of about {self.estimate_s:.0f} s  {what}")
+        self.line(f"{time.monotonic() - self._began:5.0f} s of at most {self.total_s:.0f} s  {what}")

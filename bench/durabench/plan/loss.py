@@ -79,6 +79,9 @@ class Losses:
         done = 0
         try:
             while not all(future.done() for future in futures) or not self._mail.empty():
+                if self.ledger.left_s() < 0 and not self.stop.is_set():
+                    self.stop.set()
+                    self._trouble(f"{len(some) - done} of {len(some)} fault trials were left out, for time")
                 for mail in self._letters():
                     done += self._take(mail)
                     self.ledger.progress(f"faults, trial {done} of {len(some)}")
@@ -101,14 +104,17 @@ class Losses:
     def _take(self, mail: Any) -> int:
         if not isinstance(mail, Outcome):
             visit, why = mail
-            self.troubles.append(f"{visit.key[0].label}: {why}")
-            self.ledger.say(self.troubles[-1])
+            self._trouble(f"{visit.key[0].label}: {why}")
             return 0
         folder = self.ledger.folder
         folder.write_history(mail.plan.trial, mail.events, mail.plan.attempt)
         held = campaign.held(mail.plan, self.prepared)
         folder.append(judgement.rows(mail, held, self.ledger.host, str(folder.path)))
         return 1
+
+    def _trouble(self, what: str) -> None:
+        self.troubles.append(what)
+        self.ledger.say(what)
 
 
 def _visits(some: Sequence[TrialPlan]) -> Iterator[schedule.Visit]:
@@ -117,6 +123,7 @@ def _visits(some: Sequence[TrialPlan]) -> Iterator[schedule.Visit]:
     for plan in some:
         grouped.setdefault((plan.metadata, plan.data, plan.workload), []).append(plan)
     for members in grouped.values():
+        Random(members[0].seed).shuffle(members)  # what is left out, for time, is then some of every fault
         for at in range(0, len(members), schedule.VISIT_TRIALS):
             yield schedule.Visit(members[at : at + schedule.VISIT_TRIALS])
 

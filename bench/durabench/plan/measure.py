@@ -127,8 +127,11 @@ class Place:
         return int(answer["size_bytes"])
 
     def compact(self) -> str | None:
-        """Rewrite every store that can be rewritten; the names of what was done, None for nothing."""
-        hows = [each.ask({"do": "compact", "target": each.order()}, COMPACT_S)["how"] for each in self.distinct]
+        """Rewrite every store that can be; the names of what was done, None for nothing, or where it failed."""
+        try:
+            hows = [each.ask({"do": "compact", "target": each.order()}, COMPACT_S)["how"] for each in self.distinct]
+        except HarnessError:
+            return None
         return ", ".join(how for how in hows if how) or None
 
     def orders(self, trial: str) -> dict[str, dict[str, Any]]:

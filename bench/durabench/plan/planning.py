@@ -193,7 +193,7 @@ class _Going:
             self.question.seed,
             self.say,
             self.line,
-            estimate_s=self._estimate_s(),
+            total_s=self.effort.total_s,
         )
         self.say(f"results go to {folder.path}")
         interrupted = False
@@ -209,11 +209,6 @@ class _Going:
         doubts = [] if made["ranked"] else [str(made["not_ranked_why"])]
         return Planned(folder, made, interrupted, doubts)
 
-    def _estimate_s(self) -> float:
-        """A rough forecast: the budgets of both passes, and what the rest took where this was written."""
-        rest = 45 if self.question.quick else 120
-        return self.effort.coarse_s + self.effort.fine_s + rest
-
     def _measure(
         self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]
     ) -> None:
@@ -228,13 +223,19 @@ class _Going:
             self.chosen = [changed.get(one.label, one) for one in self.chosen]
         self._replay(ledger)
         ledger.measure_floor("after", times=2)
-        loss.Losses(ledger, prepared, self.executor).run(trials)
+        losses = loss.Losses(ledger, prepared, self.executor)
+        losses.run(trials)
+        self.said += losses.troubles
 
     def _replay(self, ledger: Ledger) -> None:
         for one, some in self.traces:
             there = [candidate for candidate in some if candidate.label in self._came_up(ledger)]
             data = self._fastest(ledger, there, max(step.data_bytes for step in one.steps))
             for replay in split.replays(one, there, data):
+                if split.forecast_s(replay, ledger.rows) > ledger.left_s() - self.effort.faults_s:
+                    self.said.append(f"the steps of {replay} were left out, for time")
+                    self.say(self.said[-1])
+                    continue
                 ledger.measure_floor("between")
                 ledger.progress(f"steps of {replay}")
                 split.carry_out(replay, ledger)

@@ -17,12 +17,15 @@ class Effort(BaseModel):
     puts: Annotated[int, Field(ge=1)]
     put_s: Annotated[float, Field(gt=0)]
     rounds: Annotated[int, Field(ge=1)]
+    total_s: Annotated[float, Field(gt=0)]
+    cost_s: Annotated[float, Field(gt=0)]
     coarse_s: Annotated[float, Field(gt=0)]
     fine_s: Annotated[float, Field(gt=0)]
     compressible: bool
     traces: list[str]
     steps: Annotated[int, Field(ge=2)]
     headline: list[str]
+    faults_s: Annotated[float, Field(gt=0)]
     fault_trials: Annotated[int, Field(ge=0)]
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from durabench.plan.ledger import Ledger
     from durabench.plan.measure import Wrote
     from durabench.plan.trace import Trace
+    from durabench.row import Row
 
 COMPACTED_BYTES = 128 << 20
 Layout = Literal["whole", "split", "put_many"]
@@ -70,6 +71,32 @@ def steps_of(trace: Trace, layout: Layout, seed: int) -> Steps:
             first = [(DATA, data[0], [data])] if step.changed else []
             made.append([*first, (METADATA, key, [metadata])])
     return Steps(seed, made, together=layout == PUT_MANY, each=True)
+
+
+BRING_UP_S = 2.0
+SLACK = 1.3
+
+
+def forecast_s(replay: Replay, rows: Sequence[Row]) -> float:
+    """How long a replay is going to take, from the puts of the sweep at the sizes next to its own."""
+    swept = [row for row in rows if row["kind"] == "sweep" and row.get("put_p50_ns")]
+    counts: dict[tuple[str, int], int] = {}
+    for step in steps_of(replay.trace, replay.layout, 0).steps:
+        for namespace, _, parts in step:
+            label = replay.data.label if namespace == DATA else replay.metadata.label
+            key = (label, sum(size for _, size in parts))
+            counts[key] = counts.get(key, 0) + 1
+    return BRING_UP_S + SLACK * sum(times * _put_s(label, size, swept) for (label, size), times in counts.items())
+
+
+def _put_s(label: str, size: int, swept: Sequence[Row]) -> float:
+    """A put of that size, scaled from the measured one next to it."""
+    mine = [row for row in swept if f"{row['backend']}:{row['setting']}" == label]
+    if not mine:
+        return 0.0
+    nearest = min(mine, key=lambda row: abs(row["size_bytes"] - size))
+    seconds: float = nearest["put_p50_ns"] / 1e9
+    return seconds * max(1.0, size / nearest["size_bytes"])
 
 
 def carry_out(replay: Replay, ledger: Ledger) -> None:

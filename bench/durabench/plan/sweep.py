@@ -36,6 +36,7 @@ PUTS_BYTES = 16 << 20
 COST_BYTES = 4 << 20
 COST_PUTS = 64
 FLOOR_EVERY_S = 8.0
+FEWEST_SIZES = 4
 WARM_GETS = 25
 COMPRESSIBLE_EVERY = 2
 """Compressible payloads get every other round and every other size: they enter no crossing."""
@@ -74,15 +75,23 @@ class Sweep:
 
     def cost(self, sizes: Sequence[int]) -> None:
         """Bytes at rest, on a fresh store for every candidate and size; several at a time: no latency is taken."""
-        due = [Visit(one, size) for one in self.candidates for size in sizes if not self._too_large(one, size)]
+        due = [Visit(one, size) for one in self.candidates for size in sizes[::2] if not self._too_large(one, size)]
         if self.effort.compressible:
-            due += [replace(visit, payload=COMPRESSIBLE) for visit in due if visit.size_bytes in sizes[::2]]
-        due.sort(key=lambda visit: -visit.size_bytes)
-        for number, visit in enumerate(self.executor.map(self._cost, due), 1):
-            self.ledger.progress(f"bytes at rest, {number} of {len(due)}: {visit}")
+            due += [replace(visit, payload=COMPRESSIBLE) for visit in due if visit.size_bytes in sizes[::4]]
+        Random(f"{self.ledger.seed}/cost").shuffle(due)
+        until = time.monotonic() + self.effort.cost_s
+        left_out = 0
+        for number, said in enumerate(self.executor.map(lambda visit: self._cost(visit, until), due), 1):
+            left_out += said is None
+            self.ledger.progress(f"bytes at rest, {number} of {len(due)}: {said}")
+        if left_out:
+            self._leave_out(f"{left_out} of {len(due)} counts of bytes at rest were left out, for time")
 
-    def _cost(self, visit: Visit) -> str:
+    def _cost(self, visit: Visit, until: float) -> str | None:
+        """One count; None where its time is over."""
         began = time.monotonic()
+        if began > until:
+            return None
         target = visit.candidate.target
         size = visit.size_bytes
         puts = max(1, min(COST_PUTS, COST_BYTES // size))
@@ -184,23 +193,21 @@ class Sweep:
                         f"{visit.candidate.label} {text(visit.size_bytes)}"
                     )
                     self._trial_of(places, name, number, visit)
-                if number == 0:
-                    left_s = budget_s - (time.monotonic() - began)
-                    due = self._affordable(due, left_s)
-                    kept = {visit.size_bytes for visit in due}
-                    extra = [visit for visit in extra if visit.size_bytes in kept]
+                due = self._affordable(due, self.effort.rounds - number - 1, budget_s - (time.monotonic() - began))
+                kept = {visit.size_bytes for visit in due}
+                extra = [visit for visit in extra if visit.size_bytes in kept]
         finally:
             for place in places.values():
                 place.close()
 
-    def _affordable(self, due: Sequence[Visit], left_s: float) -> list[Visit]:
+    def _affordable(self, due: Sequence[Visit], rounds: int, left_s: float) -> list[Visit]:
         """What the rounds that are left can hold: the largest sizes go first, for all candidates alike."""
         due = [visit for visit in due if not self._stopped(visit)]
-        while len({visit.size_bytes for visit in due}) > 2 and (self.effort.rounds - 1) * sum(
+        while len({visit.size_bytes for visit in due}) > FEWEST_SIZES and rounds * sum(
             self._guess_s(visit.candidate.label, visit.size_bytes) for visit in due
         ) > max(left_s, 0):
             largest = max(visit.size_bytes for visit in due)
-            self._leave_out(f"{text(largest)} was left out after one round, for time")
+            self._leave_out(f"{text(largest)} was left out of the last {rounds} rounds, for time")
             due = [visit for visit in due if visit.size_bytes != largest]
         return due
 
