@@ -42,8 +42,8 @@ NONE_RELIABLE = "no reliable crossing in the measured range"
 
 _BENDS = 0.7
 # How fast the slope of log(ratio) may change, per square root of an e-fold in size: costs of a fixed part and a
-# bandwidth bend by at most 1/4 per e-fold squared, over a few e-folds; the rest is for pages and blocks. Sets the spline's
-# stiffness against the noise.
+# bandwidth bend by at most 1/4 per e-fold squared, over a few e-folds; the rest is for pages and blocks. It sets the
+# spline's stiffness against the noise.
 _CLEARLY = 3.0  # standard errors by which a size contradicts
 _QUIET = 1e-4  # two medians are never known better than to this part of each other
 _GRID = 16  # points an octave at which the spline is looked at
@@ -393,9 +393,9 @@ def _affine(sizes: Floats, medians: Floats) -> tuple[float, float]:
     import numpy as np
 
     rows = np.stack([np.ones_like(sizes), sizes], axis=1) / medians[:, None]
-    weights = np.ones(len(sizes))
-    fitted = np.zeros(2)
+    weights: Floats = np.ones(len(sizes), dtype=np.float64)
+    fitted: Floats = np.zeros(2, dtype=np.float64)
     for _ in range(20):
-        fitted = np.linalg.lstsq(rows * weights[:, None], weights, rcond=None)[0]
+        fitted = np.asarray(np.linalg.lstsq(rows * weights[:, None], weights, rcond=None)[0], dtype=np.float64)
         weights = np.asarray(1 / np.sqrt(np.maximum(np.abs(rows @ fitted - 1), 1e-3)), dtype=np.float64)
     return float(fitted[0]), float(fitted[1])
