@@ -6,6 +6,7 @@ object.
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -113,14 +114,14 @@ def connect(engine: Engine, options: Mapping[str, Any]) -> Connection:
     hopeless = passing = mend = ""
     try:
         connection.connect()
-        call(connection, b"PING")
+        _ping(connection)
         _wait_longer(connection)
     except redis.AuthenticationError:
         hopeless, mend = _authentication(engine, options)
     except redis.BusyLoadingError:
         passing, mend = "it is loading its data", "wait until it has loaded"
     except redis.TimeoutError:
-        passing, mend = f"no answer within {HANDSHAKE_TIMEOUT_S:g} s", _silence(engine, options)
+        hopeless, passing, mend = _silence(engine, options)
     except (redis.ConnectionError, OSError) as error:
         hopeless, passing, mend = _no_connection(engine, options, error)
     except NoPermissionError:
@@ -138,11 +139,22 @@ def connect(engine: Engine, options: Mapping[str, Any]) -> Connection:
     raise failure
 
 
+def _ping(connection: Connection) -> None:
+    """A server whose log or dump cannot be written refuses a PING as it does a write (MISCONF), and may be asked."""
+    import redis
+
+    try:
+        call(connection, b"PING")
+    except redis.ResponseError as error:
+        if not str(error).startswith("MISCONF"):
+            raise
+
+
 def _wait_longer(connection: Connection) -> None:
     """From here on a put may take its time. The library has no door for it: its timeout is the socket's."""
     connection.socket_timeout = OPERATION_TIMEOUT_S
-    socket: Any = vars(connection)["_sock"]
-    socket.settimeout(OPERATION_TIMEOUT_S)
+    connected: Any = vars(connection)["_sock"]
+    connected.settimeout(OPERATION_TIMEOUT_S)
 
 
 def _user(options: Mapping[str, Any]) -> str:
@@ -166,10 +178,25 @@ def _other_scheme(engine: Engine, options: Mapping[str, Any]) -> str:
     return next(ours for ours, theirs in engine.schemes.items() if theirs == wanted)
 
 
-def _silence(engine: Engine, options: Mapping[str, Any]) -> str:
+def _silence(engine: Engine, options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Hopeless, passing and the mend, where nothing was heard."""
+    other = f"{_other_scheme(engine, options)}://"
+    if _is_tls(options) and _answers_plainly(options):
+        return "TLS refused: no TLS at this port", "", f"without TLS use {other}"
+    passing = f"no answer within {HANDSHAKE_TIMEOUT_S:g} s"
     without = "out" if _is_tls(options) else ""
-    other = _other_scheme(engine, options)
-    return f"the server hangs, or something else listens there; a port with{without} TLS takes {other}://"
+    return "", passing, f"the server hangs, or something else listens there; a port with{without} TLS takes {other}"
+
+
+def _answers_plainly(options: Mapping[str, Any]) -> bool:
+    """Whether a PING without TLS has an answer: a server takes the greeting of TLS for a command, and waits for it."""
+    address = (str(options.get("host", "localhost")), int(options.get("port", 6379)))
+    try:
+        with socket.create_connection(address, CONNECT_TIMEOUT_S) as asking:
+            asking.sendall(b"PING\r\n")
+            return asking.recv(1) in (b"+", b"-")
+    except OSError:
+        return False
 
 
 def _no_connection(engine: Engine, options: Mapping[str, Any], error: Exception) -> tuple[str, str, str]:

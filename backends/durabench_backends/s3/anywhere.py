@@ -28,7 +28,7 @@ FORM = "s3://bucket/prefix?endpoint_url=https://host:port"
 PARAMETERS = {"endpoint_url": "endpoint_url", "region": "region_name"}
 """What a URL may say, and what the client library calls it."""
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
-SERVERS = {"seaweedfs": promises.SEAWEEDFS, "moto": promises.MOTO, "werkzeug": promises.MOTO}
+SERVERS = {"seaweedfs": promises.SEAWEEDFS, "moto": promises.MOTO}
 """How the Server header begins, and who says so. Nobody is Amazon by a header: that is the address's to say."""
 CONDITIONAL = (promises.AWS, promises.SEAWEEDFS, promises.MOTO)
 """Whose PUT with If-None-Match has one winner."""
