@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from durabench.cli.options import DirOption, FormatOption, Names, seconds, size_bytes
-from durabench.cli.screen import COULD_NOT_TELL, INTERRUPTED, Progress, stop
+from durabench.cli.screen import INTERRUPTED, Progress, stop
+
+if TYPE_CHECKING:
+    from durabench.output import Output
+    from durabench.plan import Planned
 
 FORMS = ("table", "json", "csv", "markdown")
 
@@ -78,21 +83,50 @@ def plan(
     )
     progress = Progress()
     planned = planning.plan(question, sizes_between, progress.say, progress.line)
-    document, folder = planned.document, planned.folder
-    folder.write_plan(document)
+    folder = planned.folder
+    folder.write_plan(planned.document)
     if planned.interrupted:
         folder.close()
         stop(f"interrupted; what was measured is kept in {folder.path}, without a recommendation", INTERRUPTED)
-    status = COULD_NOT_TELL if planned.doubts else 0
-    folder.finish(status, doubts=list(planned.doubts))
+    curve = _draw(planned)
+    folder.finish(planned.status, doubts=planned.doubts)
     for doubt in planned.doubts:
         progress.say(f"could not tell: {doubt}")
-    import json
+    for one in outputs:
+        _write(one, planned)
+    if curve:
+        progress.say(f"the curve: {', '.join(map(str, curve))}")
+    if not any(one.form == "json" and one.path is None for one in outputs):
+        print(folder.path)
+    sys.exit(planned.status)
 
-    if any(one.form == "json" for one in outputs):
-        print(json.dumps({**document, "results": str(folder.path)}))
-    print(folder.path)
-    sys.exit(status)
+
+def _draw(planned: Planned) -> list[Path]:
+    """The curve as PNG and SVG, in the plan's folder."""
+    from durabench.report.charts import latency_by_size, style
+    from durabench.report.charts.material import Material
+
+    with style.styled():
+        chart = latency_by_size.chart(Material({"cells": []}, plans=[planned.document]))
+    return style.save(chart, planned.folder.path, ("png", "svg"))
+
+
+def _write(one: Output, planned: Planned) -> None:
+    """A plan in one format, to a file or to the screen."""
+    from durabench import output
+    from durabench.plan import table
+
+    if one.form == "table" and one.path is None:
+        table.show(planned.document, output.screen())
+        return
+    if one.form == "json":
+        text = json.dumps({**planned.document, "results": str(planned.folder.path)}, ensure_ascii=False) + "\n"
+    else:
+        text = table.render(planned.document, one.form)
+    if one.path is None:
+        sys.stdout.write(text)
+    else:
+        output.replace_file(one.path, text)
 
 
 def sizes_between(text: str) -> list[int]:

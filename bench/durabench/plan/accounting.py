@@ -1,8 +1,9 @@
 """What puts cost beside their time: bytes written by the processes that write, and by the device below them.
 
-The writers' own column is ``write_bytes`` of ``/proc/PID/io``, over the driver and the whole tree of the daemons: what
-these processes made the kernel owe to the disk, in whole pages, counted when a page becomes dirty, also where it is
-overwritten or removed before it gets there. The device's column is the sectors that its block device wrote
+The writers' own column is ``wchar`` of ``/proc/PID/io``, over the driver and the whole tree of the daemons: what they
+handed to write(2) and its kin, logs and preallocation and answers on pipes included, what was sent on sockets and
+written through a mapping not. (``write_bytes`` there counts whole folios since ext4 has large ones: 8 KiB into a log
+file are then a mebibyte.) The device's column is the sectors that its block device wrote
 (``/sys/class/block/…/stat``), between two moments at which nothing was owed to the file system: file system journal
 and all, and what anybody else wrote there meanwhile.
 """
@@ -33,7 +34,7 @@ COLD_KEPT = "the page cache could not be dropped here"
 
 
 def written_bytes(pids: Iterable[int]) -> dict[int, int] | None:
-    """``write_bytes`` of each process that still lives; None where the kernel does not tell."""
+    """``wchar`` of each process that still lives; None where the kernel does not tell."""
     found = {}
     for pid in pids:
         try:
@@ -42,7 +43,7 @@ def written_bytes(pids: Iterable[int]) -> dict[int, int] | None:
             continue
         except PermissionError:
             return None
-        found[pid] = int(dict(line.split(": ") for line in lines)["write_bytes"])
+        found[pid] = int(dict(line.split(": ") for line in lines)["wchar"])
     return found or None
 
 

@@ -6,6 +6,7 @@ Nothing is killed here. Latency is taken with nothing else under way; what does 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -206,15 +207,19 @@ class _Writing:
             raise NotOffered("this store has no put_many")
         first = last = self._written()
         device = self.place.device.written_bytes(settled=False)
+        told = 0
         while (event := self._go_on(end))["e"] == "step":
             now, device_now = self._written(), self.place.device.written_bytes(settled=False)
-            wrote.step_writer_bytes.append(written_since(last, now))
+            since = written_since(last, now)
+            wrote.step_writer_bytes.append(None if since is None else since - _told_bytes(event))
+            told += _told_bytes(event)
             both = device is not None and device_now is not None
             wrote.step_device_bytes.append(device_now - device if both else None)  # type: ignore[operator]
             if self.look is not None:
                 self.look(len(wrote.step_writer_bytes))
             last, device = self._written(), self.place.device.written_bytes(settled=False)
-        wrote.writer_bytes = written_since(first, self._written())
+        since = written_since(first, self._written())
+        wrote.writer_bytes = None if since is None else since - told - _told_bytes(event)
         wrote.latencies_ns, wrote.refused = event["latencies_ns"], event["refused"]
         for step, digests in zip(steps.steps, event["digests"], strict=False):
             for (namespace, key, _), digest in zip(step, digests, strict=True):
@@ -245,6 +250,11 @@ class _Writing:
                 dead = self.place.machine.dead_daemon()
                 raise Died(self.writer.last_words("the writer ended") + (f"; {dead}" if dead else ""))
         raise Hung(self.writer.last_words("the writer did not finish"))
+
+
+def _told_bytes(event: Mapping[str, Any]) -> int:
+    """What a driver wrote to tell an event: not the store's."""
+    return len(json.dumps({name: value for name, value in event.items() if name != "t"})) + 1
 
 
 def put_of(namespace: str, key: str, size: int) -> list[Put]:

@@ -21,6 +21,7 @@ from durabench.plan import accounting, candidates, document, loss, settings, spl
 from durabench.plan.ledger import Ledger
 from durabench.plan.measure import WORKLOAD
 from durabench.plan.own import sizes_at
+from durabench.plan.recommend import COULD_NOT_TELL, recommend
 from durabench.plan.sizes import text
 from durabench.plan.sweep import Sweep, curves
 from durabench.schedule import UsageError
@@ -79,7 +80,16 @@ class Planned:
     folder: results.Folder
     document: Mapping[str, Any]
     interrupted: bool = False
-    doubts: Sequence[str] = ()
+
+    @property
+    def status(self) -> int:
+        """The exit status that the document means."""
+        return COULD_NOT_TELL if self.interrupted else int(self.document["recommendation"]["status"])
+
+    @property
+    def doubts(self) -> list[str]:
+        """What stands against trusting it."""
+        return [] if self.document["ranked"] else [str(self.document["not_ranked_why"])]
 
 
 def plan(
@@ -120,7 +130,7 @@ def _refuse_taken(out: Path | None) -> None:
 
 def _ground(place: Path) -> Ground:
     try:
-        return Ground(place)
+        return Ground(place, alone=True)
     except OSError as error:
         message = f"the disk under test, {place}, cannot be written to: {error.strerror}; choose another with --dir"
         raise UsageError(message) from error
@@ -204,10 +214,8 @@ class _Going:
         finally:
             self.line("")
         made = self._document(ledger, facts)
-        if interrupted:
-            made |= {"interrupted": True}
-        doubts = [] if made["ranked"] else [str(made["not_ranked_why"])]
-        return Planned(folder, made, interrupted, doubts)
+        made |= {"interrupted": True} if interrupted else {"recommendation": recommend(made).as_json()}
+        return Planned(folder, made, interrupted)
 
     def _measure(
         self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]

@@ -95,8 +95,7 @@ def _put_s(label: str, size: int, swept: Sequence[Row]) -> float:
     if not mine:
         return 0.0
     nearest = min(mine, key=lambda row: abs(row["size_bytes"] - size))
-    seconds: float = nearest["put_p50_ns"] / 1e9
-    return seconds * max(1.0, size / nearest["size_bytes"])
+    return float(nearest["put_p50_ns"] / 1e9 * max(1.0, size / nearest["size_bytes"]))
 
 
 def carry_out(replay: Replay, ledger: Ledger) -> None:
