@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from durabench_backends.contract import Fact, NotReady, Refused
 from durabench_backends.postgres import local
 from durabench_backends.postgres.promises import NONE, SYNCHRONOUS, risk_window_s
-from durabench_backends.postgres.session import went_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,39 +142,58 @@ def pooling(reader: Reader) -> tuple[list[str], Fact]:
     Two connections that are open at once and share one server process are pooled by the transaction. A pooler that
     hands one process to each for as long as it is connected shows by the process that it greets with: its own making.
     """
-    first, processes, samples = reader.session, set(), []
-    pid, value = first.rows(SAMPLE)[0]
-    processes.add(pid)
-    samples.append(value or "")
-    behind_pooler = first.greeted_as != int(pid or 0)
-    shared = ""
+    name, samples = "postgres.pooler", [_sample(reader.session)]
+    behind_pooler = str(reader.session.greeted_as) != samples[0].process
     try:
         with reader.connect() as second:
             for _ in range(ROUNDS if behind_pooler else 1):
-                second.run("BEGIN")
-                other, value = second.rows(SAMPLE)[0]
+                if not _begins(second):
+                    return _values(samples), Fact(name, "statement", "the pooler refuses transactions")
+                others = _sample(second)
                 second.run("COMMIT")
-                samples.append(value or "")
-                if other in processes:
-                    shared = f"two connections, both open, were both served by process {other}"
-                pid, value = first.rows(SAMPLE)[0]
-                samples.append(value or "")
-                processes.add(pid)
-    except Refused as error:
-        return samples, Fact("postgres.pooler", "", "", f"a second connection was refused: {error}")
-    except Exception as error:
-        if not went_away(error) and not isinstance(error, NotReady | PermissionError | ConnectionError):
-            raise
-        if behind_pooler and "statement pooling" in str(error):
-            return samples, Fact("postgres.pooler", "statement", "the pooler refuses transactions")
-        return samples, Fact("postgres.pooler", "", "", "a second connection, to compare with, could not be made")
-    if len(processes) > 1:
-        shared = f"one connection was served by processes {', '.join(sorted(filter(None, processes)))}"
+                samples += [others._replace(first=False), _sample(reader.session)]
+    except (Refused, NotReady, OSError) as error:
+        why = f"a second connection, to compare with, could not be used: {error}"
+        return _values(samples), Fact(name, "", "", why)
+    first = sorted({sample.process for sample in samples if sample.first})
+    shared = sorted({sample.process for sample in samples if not sample.first} & set(first))
     if shared:
-        return samples, Fact("postgres.pooler", "transaction", shared)
-    if behind_pooler:
-        return samples, Fact("postgres.pooler", "session", "the process greeted with is not the one that serves")
-    return samples, Fact("postgres.pooler", NONE, "each connection has a server process of its own")
+        found = Fact(name, "transaction", f"two connections, both open, were served by process {shared[0]}")
+    elif len(first) > 1:
+        found = Fact(name, "transaction", f"one connection was served by processes {', '.join(first)}")
+    elif behind_pooler:
+        found = Fact(name, "session", "the process greeted with is not the one that serves")
+    else:
+        found = Fact(name, NONE, "each connection has a server process of its own")
+    return _values(samples), found
+
+
+class Sample(NamedTuple):
+    """One look at a connection: which server process serves it, with what, and whether it is the first of two."""
+
+    process: str
+    value: str
+    first: bool = True
+
+
+def _sample(session: Session) -> Sample:
+    process, value = session.rows(SAMPLE)[0]
+    return Sample(process or "", value or "")
+
+
+def _values(samples: Sequence[Sample]) -> list[str]:
+    return [sample.value for sample in samples]
+
+
+def _begins(session: Session) -> bool:
+    """Begin a transaction; False where a pooler by the statement refuses any."""
+    try:
+        session.run("BEGIN")
+    except Exception as error:
+        if "statement pooling" in str(error):
+            return False
+        raise
+    return True
 
 
 def _weakest(facts: list[Fact], samples: Sequence[str]) -> list[Fact]:
