@@ -271,7 +271,7 @@ _MENDS: Sequence[tuple[tuple[type[Exception], ...], tuple[str, ...], str]] = (
     (
         (NotReady, ConnectionError, TimeoutError),
         ("resolve", "refused", "timed out", "timeout", "could not connect", "unreachable"),
-        "start the server, or correct host and port",
+        "start the server, or correct host, port and TLS",
     ),
 )
 """Kinds of an error, words in what it says, and the mend; the first line that fits."""
