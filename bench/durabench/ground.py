@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from durabench import device
 from durabench.machine import Here, Nurseries, Ports
 
 if TYPE_CHECKING:
@@ -23,19 +24,27 @@ SCRATCH = ".durabench-"
 
 @dataclass
 class Ground:
-    """The disk under test: a scratch directory of ours on it, ports, and nurseries of drivers."""
+    """The disk under test: a scratch directory of ours on it, ports, and nurseries of drivers.
+
+    ``alone``: no other campaign may work on the same device, unless a person shares it (`device.SHARE`). device.Busy
+    if one does.
+    """
 
     directory: Path
     driver: str = "forked"
+    alone: bool = False
     ports: Ports = field(default_factory=Ports)
     scratch: Path = field(init=False)
     nurseries: Nurseries = field(init=False)
+    _hold: device.Hold | None = None
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.directory = self.directory.absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.alone and not device.shared():
+            self._hold = device.Hold(self.directory)
         sweep(self.directory)
         mine = f"{SCRATCH}{os.getpid()}-{int(psutil.Process().create_time())}"
         self.scratch = self.directory / mine
@@ -52,9 +61,11 @@ class Ground:
         return Here(root, self.ports, nursery, server_kill)
 
     def close(self) -> None:
-        """End the nurseries and remove the scratch directory."""
+        """End the nurseries, remove the scratch directory and give the device back."""
         self.nurseries.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
+        if self._hold is not None:
+            self._hold.close()
 
 
 def sweep(directory: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench import campaign, judgement, profile, recorded, results, schedule
+from durabench import campaign, device, judgement, profile, recorded, results, schedule
 from durabench.campaign import Campaign, Interrupted, Prepared
 from durabench.ground import Ground
 from durabench.guest import Laboratory, NoMachine
@@ -103,6 +103,9 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
     try:
         facts = results.machine_facts(ground.scratch)
         host = facts["id"]
+        if device.shared():
+            facts["device"] = {**facts["device"], "shared": True}
+            say(f"{device.SHARE} is set: other campaigns may work on this device, and its latencies are theirs too")
         say(f"seed {asked.seed}; disk under test: {facts['filesystem']} on {facts['device']['name']} at {place}")
         prepared = _prepare_all(cells, plans, ground, workload, executor, say)
         cells = [_not_up(cell, prepared) for cell in cells]
@@ -203,7 +206,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
 
 def _ground(place: Path, options: Options) -> Ground:
     try:
-        return Ground(place, options.driver)
+        return Ground(place, options.driver, alone=True)
     except OSError as error:
         message = f"the disk under test, {place}, cannot be written to: {error.strerror}; choose another with --dir"
         raise schedule.UsageError(message) from error

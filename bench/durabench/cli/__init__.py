@@ -16,7 +16,7 @@ import typer
 
 from durabench import fault as faults
 from durabench import workload as workloads
-from durabench.cli import around, plan, report, run, verify
+from durabench.cli import around, compare, plan, report, run, verify
 from durabench.cli.screen import BROKEN, COULD_NOT_TELL, INTERRUPTED, USAGE, stop
 from durabench_backends import registry
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -37,6 +37,7 @@ app.command(name="list")(around.list_)
 app.command()(verify.verify)
 app.command()(plan.plan)
 app.command()(report.report)
+app.command()(compare.compare)
 app.command()(report.judge)
 app.command()(report.replay)
 app.command()(around.conform)
@@ -70,13 +71,14 @@ def _tell(error: Exception) -> NoReturn:
     """One line and the status that an error means. The classes are imported only now: a command that goes well does
     not wait for the modules of all others.
     """
-    from durabench import output, profile, results, schedule
+    from durabench import device, output, profile, results, schedule
     from durabench import plan as planning
     from durabench import report as reports
     from durabench import run as running
     from durabench import verify as verifying
     from durabench.process import HarnessError
     from durabench.redact import redact
+    from durabench.report import gates
 
     usage = (
         schedule.UsageError,
@@ -87,13 +89,14 @@ def _tell(error: Exception) -> NoReturn:
         *results.REFUSALS,
         reports.ExpectationsError,
         output.OutputError,
+        gates.GateError,
         verifying.UsageError,
         verifying.UnknownCheck,
         planning.TraceError,
     )
     could_not = (
         *(running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram, OSError),
-        planning.NoRoom,
+        *(planning.NoRoom, device.Busy),
     )
     if isinstance(error, planning.NothingMeets):
         stop(redact(str(error)), BROKEN)
