@@ -240,8 +240,8 @@ def _curves(document: Json) -> dict[str, list[_Point]]:
 
 
 def _read_off(points: Sequence[_Point], size_bytes: int, name: str) -> float | None:
-    """A figure of a curve at a size: log-log between its neighbours, level before the first, as the last two go on
-    after the last. None where it was not measured.
+    """A figure of a curve at a size: on a straight line between its neighbours, as a fixed cost and a bandwidth are;
+    level before the first, after the last as the last two go on. None where it was not measured.
     """
     known: list[tuple[int, float]] = [
         (point.size_bytes, getattr(point, name)) for point in points if getattr(point, name) is not None
@@ -250,10 +250,9 @@ def _read_off(points: Sequence[_Point], size_bytes: int, name: str) -> float | N
         return known[0][1] if known else None
     after = next((at for at, (size, _) in enumerate(known) if size >= size_bytes), len(known) - 1)
     (low, below), (high, above) = known[after - 1], known[after]
-    if below <= 0 or above <= 0:
-        return max(below, above)
-    share = math.log(size_bytes / low) / math.log(high / low)
-    return float(below * (above / below) ** share)
+    if size_bytes > high:
+        return above + max(0.0, above - below) / (high - low) * (size_bytes - high)
+    return below + (above - below) * (size_bytes - low) / (high - low)
 
 
 def _ns(curves: Mapping[str, Sequence[_Point]], label: str, size_bytes: int) -> float:
@@ -388,7 +387,8 @@ def _answer(
         if whole is not None and parted is not None and parted < whole and not best.arrangement.whole
         else f"; {at} a step takes {_ms(best.ns)}"
     )
-    tie = f" (by speed it is a tie with: {'; '.join(tied)})" if tied else ""
+    others = "one other arrangement" if len(tied) == 1 else f"{len(tied)} other arrangements"
+    tie = f" (by speed a tie with {others})" if tied else ""
     return f"{name}{saved}{tie}"
 
 
@@ -444,8 +444,8 @@ def _beyond(best: _Priced, basis: _Basis, document: Json) -> list[str]:
         last = basis.curves[label][-1].size_bytes
         if largest > last:
             found.append(
-                f"{_short(label, document)} was measured up to {size_text(last)}; your largest value, "
-                f"{size_text(largest)}, is charged as the curve goes on"
+                f"{_short(label, document)} was measured up to {size_text(last)}; the largest value of the steps, "
+                f"{size_text(largest)}, is charged as its curve goes on"
             )
     return found
 

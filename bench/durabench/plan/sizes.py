@@ -43,5 +43,9 @@ def text(size_bytes: float) -> str:
     """``512 B``, ``2 KiB``, ``1.5 MiB``: three significant digits."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor * 0.9995:
-            return f"{size_bytes / factor:.3g} {unit}"
-    return f"{size_bytes:.3g} B"
+            return f"{_digits(size_bytes / factor)} {unit}"
+    return f"{_digits(size_bytes)} B"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

@@ -71,6 +71,7 @@ def sections(document: Json) -> list[Section | Grid]:
         _cost(document),
         Section("crossings", _crossings(document)),
         *_layouts(document),
+        Section("what the layouts lost", _losses(document)),
         Section("why not", _why_not(document)),
         Section("not measured", _not_measured(document)),
     ]
@@ -112,9 +113,10 @@ def show(document: Json, console: Console) -> None:
                 style = "bold" if number == at == 0 else ""
                 console.print(Text(line, style=style), soft_wrap=True)
             continue
-        made = Table(title=part.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+        console.print(Text(part.title), soft_wrap=True)
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
         for at, name in enumerate(part.columns):
-            made.add_column(name, justify="left" if at < part.names else "right")
+            made.add_column(name, justify="left" if at < part.names else "right", no_wrap=at < part.names)
         for row in part.rows:
             made.add_row(*(Text(cell) for cell in row))
         console.print(made)
@@ -204,9 +206,25 @@ def crossing_line(one: Json) -> str:
     return f"{one['a']} and {one['b']}: {one['why']}{check}"
 
 
+def _losses(document: Json) -> list[str]:
+    """Per layout and fault: acknowledged records lost, and metadata whose data is gone. Once for each backend."""
+    lines: dict[str, None] = {}
+    for entry in document["split"]:
+        for layout in ("whole", "split", "put_many"):
+            for one in (entry.get(layout) or {}).get("faults") or ():
+                if one["trials"]:
+                    lost, dangling = (DASH if one[name] is None else f"{one[name]:,}" for name in ("lost", "dangling"))
+                    where = f"{entry['metadata']}, {layout}, {one['fault']}"
+                    lines[f"{where}: {one['verdict']}, {lost} lost, {dangling} dangling in {one['trials']} trials"] = (
+                        None
+                    )
+    return list(lines)
+
+
 def _why_not(document: Json) -> list[str]:
     found = document["recommendation"] or {}
     lines = [found["why_runner_up_lost"]] if found.get("why_runner_up_lost") else []
+    lines += [f"not told apart by speed: {name}" for name in found.get("tied", ()) if not lines or name not in lines[0]]
     excluded = found.get("excluded")
     if excluded is None:
         excluded = [one for one in document["candidates"] if not one["meets_goal"]]
@@ -290,10 +308,13 @@ def _layouts(document: Json) -> list[Grid]:
         entries = [entry for entry in document["split"] if entry["trace"] == trace]
         first = entries[0]
         sizes = f"{size_text(first['metadata_bytes'])} of metadata, {size_text(first['data_bytes'])} of data"
-        title = f"{trace}: {first['steps']} steps, {sizes}, new in {first['changes']}; bytes as the writers count them"
-        columns = ["metadata, data", "layout", "a step", "device", "without new data", "time, without/with", "at rest"]
+        steps = f"{first['steps']} steps, {sizes}, new in {first['changes']}"
+        title = (
+            f"{trace}: {steps}; bytes per step as the writers count them, per unchanged step, and at rest at the end"
+        )
+        columns = ["metadata, data", "layout", "a step", "device", "unchanged", "unchanged / new ms", "at rest"]
         rows = [row for entry in entries for row in _layout_rows(entry)]
-        found.append(Grid(title, [*columns, "lost / dangling"], rows, names=2))
+        found.append(Grid(title, columns, rows, names=2))
     return found
 
 
@@ -305,7 +326,7 @@ def _layout_rows(entry: Json) -> list[list[str]]:
         if one is None or (layout == "whole" and entry["metadata"] != entry["data"]):
             continue  # whole over two is whole in the first
         if one.get("refused") and not one.get("puts"):
-            rows.append([where, layout, str(one["refused"]), *[DASH] * 5])
+            rows.append([where, layout, str(one["refused"]), *[DASH] * 4])
             continue
         unchanged, changed = one["unchanged"], one["changed"]
         rows.append(
@@ -317,7 +338,6 @@ def _layout_rows(entry: Json) -> list[list[str]]:
                 _size(unchanged["writer_bytes"]),
                 f"{_in_ms(_ns_of(unchanged))} / {_in_ms(_ns_of(changed))}",
                 _size(one["at_rest_bytes"]) + (f", ~{one['growth']}" if one.get("growth") else ""),
-                _losses(one.get("faults") or ()),
             ]
         )
     return rows
@@ -332,12 +352,6 @@ def _each(total: float | None, layout: Json) -> float | None:
     return total / layout["puts"] if total is not None and layout.get("puts") else None
 
 
-def _losses(faults: Sequence[Json]) -> str:
-    """Per fault that was run: acknowledged records lost, and metadata whose data is gone."""
-    said = [f"{one['fault']} {one['lost']} / {one['dangling']} in {one['trials']}" for one in faults if one["trials"]]
-    return "; ".join(said).replace("None", DASH) or DASH
-
-
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +359,7 @@ def _number(value: float | None) -> str:
     """Three significant digits, a dash for what was not measured."""
     if value is None:
         return DASH
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def _in_ms(ns: float | None) -> str:
