@@ -16,6 +16,7 @@ from durabench_backends.contract import Check, Domain, Refused
 from durabench_backends.postgres.facts import ROLE, Reader, pooling
 from durabench_backends.postgres.pages import COMMIT_LATENCY, PROBES, WAL_FLUSH
 from durabench_backends.postgres.promises import NONE, SYNCHRONOUS, risk_window_s
+from durabench_backends.postgres.session import went_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,8 @@ BEHIND_ENOUGH = 7
 
 PREFIX = "durabench_probe_"
 MARK = "made by durabench verify --probe, which removes it"
-LOCK = "pg_catalog.pg_try_advisory{kind}_lock(1685418593, pg_catalog.hashtext('{name}'))"
-"""Held while a probe lives, so that another tells its table from one that was left behind. The number spells dura."""
+LOCK = "1685418593, pg_catalog.hashtext('{name}')"
+"""An advisory lock that a living probe holds, so that its table is told from one that was left behind."""
 
 FORSAKEN = """
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), c.relname
@@ -120,8 +121,7 @@ def probe(connect: Callable[[], Session], goal: Goal) -> list[Check]:
             )
         finally:
             if table is not None:
-                with connect() as cleaner:
-                    cleaner.run(LOCALLY.format(f"DROP TABLE IF EXISTS {table}"))
+                _drop(session, connect, table)
     return [_wal_flush(seen, goal), _commit_latency(seen)]
 
 
@@ -133,16 +133,26 @@ def _remove_forsaken(session: Session) -> int:
     """Drop the tables that killed probes left, and say how many; those of living ones stay."""
     removed = 0
     for table, name in session.rows(FORSAKEN, f"^{PREFIX}[0-9a-f]{{16}}$".encode(), MARK.encode()):
+        unless_alive = f"SET LOCAL lock_timeout = '100ms'; SELECT pg_catalog.pg_advisory_xact_lock({LOCK})"
+        drop = f"{unless_alive.format(name=name)}; DROP TABLE IF EXISTS {table}"
         try:
-            session.run("BEGIN READ WRITE; SET LOCAL synchronous_commit = local; SET LOCAL lock_timeout = '2s'")
-            free = session.rows(f"SELECT {LOCK.format(kind='_xact', name=name)}")[0][0] == "t"
-            if free:
-                session.run(f"DROP TABLE IF EXISTS {table}")
-            session.run("COMMIT")
-            removed += free
+            session.run(LOCALLY.format(drop))
+            removed += 1
         except Refused:
             session.run("ROLLBACK")
     return removed
+
+
+def _drop(session: Session, connect: Callable[[], Session], table: str) -> None:
+    """Remove the probe's table, over a new connection where the first is of no more use."""
+    drop = f"ROLLBACK; {LOCALLY.format(f'DROP TABLE IF EXISTS {table}')}"
+    try:
+        session.run(drop)
+    except Exception as error:
+        if not went_away(error):
+            raise
+        with connect() as cleaner:
+            cleaner.run(drop)
 
 
 def _make_table(session: Session, *, lock: bool) -> str | None:
@@ -153,7 +163,7 @@ def _make_table(session: Session, *, lock: bool) -> str | None:
     name = PREFIX + secrets.token_hex(8)
     table = f"{schema[0][0]}.{name}"
     if lock:
-        session.rows(f"SELECT {LOCK.format(kind='', name=name)}")
+        session.rows(f"SELECT pg_catalog.pg_try_advisory_lock({LOCK.format(name=name)})")
     make = f"CREATE TABLE {table} (record text NOT NULL); COMMENT ON TABLE {table} IS '{MARK}'"
     try:
         session.run(LOCALLY.format(make))
