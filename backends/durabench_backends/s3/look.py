@@ -133,7 +133,8 @@ def _object_lock(bucket: Bucket) -> str:
     retention = found.get("Rule", {}).get("DefaultRetention", {})
     if not retention:
         return "on, without a default retention"
-    time = f"{retention['Years']} years" if "Years" in retention else f"{retention.get('Days')} days"
+    # Some servers tell the one that was not set, too.
+    time = f"{retention['Years']} years" if retention.get("Years") else f"{retention.get('Days')} days"
     return f"on, {retention.get('Mode', '').lower()} for {time}"
 
 
