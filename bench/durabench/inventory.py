@@ -1,11 +1,7 @@
-"""The commands ``list`` and ``doctor``: what can be asked for, what this machine has, and the line that installs the
-rest.
-"""
+"""The command ``list``: what can be asked for, what is missing here, and the line that installs it."""
 
 from __future__ import annotations
 
-import platform
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +37,11 @@ def show(console: Console) -> None:
     )
     missing: list[str] = []
     for name in registry.names():
+        missing += lacks(name)
         try:
             found = registry.load(name)
-        except MissingExtra as error:
-            missing.append(str(error))
+        except MissingExtra:
             continue
-        missing += _missing_programs(name, found)
         for number, setting in enumerate(found.settings):
             table.add_row(*_cells(name, setting, is_default=number == 0))
     console.print(table)
@@ -86,18 +81,9 @@ def _missing_programs(name: str, found: type[Backend]) -> Iterator[str]:
             return
 
 
-def doctor(console: Console) -> int:
-    """Print each thing that trials need and whether it is here; 0 all of it, 3 something is missing."""
-    found = [
-        (f"{platform.system()} {platform.release()}", platform.system() == "Linux", "trials need Linux 5.3 or newer")
-    ]
-    found += [(tool, shutil.which(tool) is not None, install) for tool, install in TOOLS.items()]
-    for name in registry.names():
-        try:
-            lines = list(_missing_programs(name, registry.load(name)))
-        except MissingExtra as error:
-            lines = [str(error)]
-        found.append((f"backend {name}", not lines, "; ".join(lines)))
-    for what, here, mend in found:
-        console.print(f"{'✓' if here else '✕'} {what}{'' if here else f': {mend}'}", markup=False)
-    return 0 if all(here for _, here, _ in found) else 3
+def lacks(name: str) -> list[str]:
+    """What a backend needs and is not here, each with the line that installs it."""
+    try:
+        return list(_missing_programs(name, registry.load(name)))
+    except MissingExtra as error:
+        return [str(error)]

@@ -26,11 +26,15 @@ def conform(name: Annotated[str, typer.Argument(metavar="NAME[:SETTING]")], dire
     sys.exit(conformity.show(name, directory, Console(highlight=False)))
 
 
-def doctor() -> None:
-    """What this machine has for trials, what is missing, and the line that installs it."""
-    from durabench import inventory
+def doctor(directory: DirOption = None) -> None:
+    """What in this machine will spoil numbers or hide losses, what is missing, and the line that mends it.
 
-    sys.exit(inventory.doctor(Console(highlight=False)))
+    Exit status: 0, or 3 where a loss could go unseen or something is missing.
+    """
+    from durabench import doctor as doctoring
+    from durabench.run import LOCAL
+
+    sys.exit(doctoring.show(Console(highlight=False, soft_wrap=True), directory or LOCAL))
 
 
 def vm_(context: typer.Context) -> None:
