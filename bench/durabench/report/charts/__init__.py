@@ -25,10 +25,10 @@ __all__ = ["Chart", "Gathering", "Material", "charts", "draw", "gather"]
 MAKERS = (survival, loss_rate, loss_window, latency_by_size, tail, tradeoff)
 
 
-def charts(material: Material) -> list[Chart]:
-    """All six, in the order of a report."""
+def charts(material: Material, *, without: Sequence[str] = ()) -> list[Chart]:
+    """All six, in the order of a report, but those whose names are ``without``."""
     with style.styled():
-        return [maker.chart(material) for maker in MAKERS]
+        return [maker.chart(material) for maker in MAKERS if maker.NAME not in without]
 
 
 def draw(

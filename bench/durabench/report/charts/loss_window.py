@@ -79,8 +79,9 @@ def _curves(axes: Axes, windows: Mapping[Struck, Sequence[float]], material: Mat
     for key, values in sorted(windows.items(), key=lambda item: (item[1][len(item[1]) // 2], item[0])):
         host, _, setting, namespace, fault = key
         dash = style.DASHES[settings.index(setting) % len(style.DASHES)]
-        xs = [FLOOR_S, *(max(value, FLOOR_S) for value in values), axes.get_xlim()[1]]
-        ys = [0.0, *((number + 1) / len(values) for number in range(len(values))), 1.0]
+        shown = _spaced(len(values))
+        xs = [FLOOR_S, *(max(values[at], FLOOR_S) for at in shown), axes.get_xlim()[1]]
+        ys = [0.0, *((at + 1) / len(values) for at in shown), 1.0]
         axes.step(
             xs, ys, where="post", color=look.colour, lw=1.4, ls=dash, alpha=1 if namespace == "metadata" else 0.55
         )
@@ -101,6 +102,11 @@ def _curves(axes: Axes, windows: Mapping[Struck, Sequence[float]], material: Mat
             size=style.SMALL, ha="center", va="bottom", annotation_clip=False,
         )  # fmt: skip
     labels.column(axes, ends, style.SMALL, style.FAINT, gap=0.08)
+
+
+def _spaced(count: int) -> Sequence[int]:
+    """Which of so many sorted values become steps: all, or 200 of them with the last; more would be seen by nobody."""
+    return range(count) if count <= 200 else [round((step + 1) * count / 200) - 1 for step in range(200)]
 
 
 def _sentence(material: Material, windows: Mapping[Struck, Sequence[float]]) -> str:

@@ -15,7 +15,8 @@ from durabench.output import replace_file
 from durabench.redact import redact_all
 from durabench.report import charts, layout
 from durabench.report.cells import loses
-from durabench.report.charts.survival import MEASURED, named, sentence
+from durabench.report.charts import survival
+from durabench.report.charts.survival import named
 from durabench.report.html import constraints, drawing
 from durabench.report.html.losses import Losses
 from durabench.report.html.raw import Rows
@@ -85,7 +86,7 @@ def _read(document: Json, folders: Sequence[Folder]) -> _Read:
                 gathering.row(row, folder)
                 rows.row(row, losing=loses(row) or row["verdict"] == "broken")
     material = gathering.material(document)
-    return _Read(material, losses.groups(len(material.hosts) > 1), redact_all(rows.compact()))
+    return _Read(material, losses.groups(len(material.hosts) > 1), rows.compact())
 
 
 def _data(document: Json, read: _Read) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _data(document: Json, read: _Read) -> dict[str, Any]:
 
 def _parts(document: Json, folders: Sequence[Folder], read: _Read) -> dict[str, Any]:
     """What stands in the page, in its order."""
-    drawn = [chart for chart in charts.charts(read.material) if chart.name != "survival"]
+    drawn = charts.charts(read.material, without=[survival.NAME])
     settings = constraints.settings(read.material)
     return {
         "title": _title(document),
@@ -108,8 +109,8 @@ def _parts(document: Json, folders: Sequence[Folder], read: _Read) -> dict[str, 
         "pick": layout.pick_lines(document),
         "warnings": _warnings(document),
         "grids": _grids(document, settings, read.material),
-        "matrix_sentence": sentence(document),
-        "matrix_measured": MEASURED,
+        "matrix_sentence": survival.sentence(document),
+        "matrix_measured": survival.MEASURED,
         "legend": layout.LEGEND,
         "goal": layout.goal_line(document),
         "domains": constraints.domains(read.material),
@@ -195,7 +196,7 @@ def _grids(document: Json, settings: Sequence[Json], material: Material) -> list
 
 def _run(run: Json, folder: Folder) -> dict[str, Any]:
     """How a run was made."""
-    recorded = redact_all(folder.run)
+    recorded = redact_all({name: folder.run.get(name) for name in ("command", "commit")})
     commit = recorded.get("commit") or {}
     return {
         **run,
@@ -209,7 +210,8 @@ def _settings(folders: Sequence[Folder]) -> list[dict[str, Any]]:
     """Per setting what it promises and what was read back from it, of the first folder that has it."""
     found: dict[str, dict[str, Any]] = {}
     for folder in folders:
-        recorded = redact_all(folder.run)
+        run = folder.run
+        recorded = redact_all({name: run.get(name) for name in ("promises", "targets", "versions")})
         for label, promise in (recorded.get("promises") or {}).items():
             target = (recorded.get("targets") or {}).get(label) or {}
             facts = target.get("facts") or {}
