@@ -61,7 +61,7 @@ def pages(prefix: str, what: str) -> dict[str, str]:
             "Whether the kernel sends flushes to the disk below. 'write back': it does. 'write through': it does "
             "not, because the disk said that it has no volatile cache. Right for a drive with power-loss protection; "
             "a virtual disk whose host caches in memory, and does not offer flushes, loses that cache with the host. "
-            "Mend it at the hypervisor: Firecracker cache_type Writeback, QEMU cache=writeback or none, never "
+            "Mend it: at the hypervisor, Firecracker cache_type Writeback, QEMU cache=writeback or none, never "
             "unsafe. Source: kernel.org, block/writeback_cache_control.rst; ABI sysfs-block, queue/write_cache."
         ),
         f"{prefix}.directory_fsync": (
