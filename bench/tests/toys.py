@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from durabench_backends.contract import Command, NotReady
+from durabench_backends.contract import Command, Limit, NotReady, Refused
 from durabench_backends.files import Files
 
 if TYPE_CHECKING:
@@ -132,3 +132,40 @@ class Suicidal(Files):
 
         found.put = dying  # type: ignore[method-assign]
         return found
+
+
+class Narrow(Files):
+    """Files that take no value above 8 KiB."""
+
+    def open(self, namespace: str) -> Store:
+        store = super().open(namespace)
+        put = store.put
+
+        def narrow(key: str, value: bytes) -> None:
+            if len(value) > 8192:
+                raise Refused("no more than 8 KiB, says the owner")
+            put(key, value)
+
+        store.put = narrow  # type: ignore[method-assign]
+        return store
+
+
+class Absent(Files):
+    """Files that acknowledge a value and do not keep it, with nothing killed."""
+
+    def open(self, namespace: str) -> Store:
+        store = super().open(namespace)
+        put = store.put
+
+        def absent(key: str, value: bytes) -> None:
+            if not key.startswith("value-0002"):
+                put(key, value)
+
+        store.put = absent  # type: ignore[method-assign]
+        return store
+
+
+class Bounded(Files):
+    """Files with a documented limit of 8 KiB."""
+
+    limit = Limit(8192, "the owner's manual")

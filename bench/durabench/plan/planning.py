@@ -225,7 +225,8 @@ class _Going:
         try:
             sweep.cost(self.sizes)
             sweep.coarse(self.sizes)
-            self.looked = sweep.fine()
+            rest_s = self.effort.faults_s + self.effort.steps_s
+            self.looked = sweep.fine(min(self.effort.fine_s, ledger.left_s() - rest_s))
         finally:
             changed = {one.label: one for one in sweep.candidates}
             self.chosen = [changed.get(one.label, one) for one in self.chosen]
@@ -239,14 +240,17 @@ class _Going:
         for one, some in self.traces:
             there = [candidate for candidate in some if candidate.label in self._came_up(ledger)]
             data = self._fastest(ledger, there, max(step.data_bytes for step in one.steps))
+            left_out = []
             for replay in split.replays(one, there, data):
                 if split.forecast_s(replay, ledger.rows) > ledger.left_s() - self.effort.faults_s:
-                    self.said.append(f"the steps of {replay} were left out, for time")
-                    self.say(self.said[-1])
+                    left_out.append(str(replay))
                     continue
                 ledger.measure_floor("between")
-                ledger.progress(f"steps of {replay}")
+                ledger.progress(f"steps of {one.name}, {replay}")
                 split.carry_out(replay, ledger)
+            if left_out:
+                self.said.append(f"left out, for time, of {one.name}: {'; '.join(left_out)}")
+                self.say(self.said[-1])
 
     def _came_up(self, ledger: Ledger) -> set[str]:
         return {f"{row['backend']}:{row['setting']}" for row in ledger.rows if row["kind"] == "sweep"}

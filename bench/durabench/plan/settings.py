@@ -25,6 +25,7 @@ class Effort(BaseModel):
     traces: list[str]
     steps: Annotated[int, Field(ge=2)]
     headline: list[str]
+    steps_s: Annotated[float, Field(gt=0)]
     faults_s: Annotated[float, Field(gt=0)]
     fault_trials: Annotated[int, Field(ge=0)]
 

@@ -42,7 +42,7 @@ class Replay:
 
     def __str__(self) -> str:
         over = "" if self.data.target == self.metadata.target else f" + {self.data.label}"
-        return f"{self.trace.name}, {self.layout}: {self.metadata.label}{over}"
+        return f"{self.layout} in {self.metadata.label}{over}"
 
 
 def replays(trace: Trace, candidates: Sequence[Candidate], largest_first: Candidate | None) -> Iterator[Replay]:

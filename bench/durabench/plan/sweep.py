@@ -37,6 +37,9 @@ COST_BYTES = 4 << 20
 COST_PUTS = 64
 FLOOR_EVERY_S = 8.0
 FEWEST_SIZES = 4
+COARSE, FINE = "coarse", "fine"
+SLACK = 1.3
+"""By how much the fine pass may overrun before it is given up."""
 WARM_GETS = 25
 COMPRESSIBLE_EVERY = 2
 """Compressible payloads get every other round and every other size: they enter no crossing."""
@@ -137,9 +140,9 @@ class Sweep:
         """Every size of the grid; the largest are left out where the rounds would take too long."""
         due = [Visit(one, size) for one in self.candidates for size in sizes]
         extra = [Visit(one, size, COMPRESSIBLE) for one in self.candidates for size in sizes[::COMPRESSIBLE_EVERY]]
-        self._rounds("coarse", due, extra if self.effort.compressible else [], self.effort.coarse_s)
+        self._rounds(COARSE, due, extra if self.effort.compressible else [], self.effort.coarse_s)
 
-    def fine(self) -> dict[tuple[str, str], tuple[int, int]]:
+    def fine(self, budget_s: float) -> dict[tuple[str, str], tuple[int, int]]:
         """Six sizes inside the bracket of every pair that crosses; which pairs had one looked into."""
         brackets = self._brackets()
         wanted: dict[tuple[str, int], Visit] = {}
@@ -149,14 +152,14 @@ class Sweep:
         for pair, bracket in sorted(brackets.items(), key=lambda item: self._round_s(item[0], item[1])):
             visits = {(label, size): Visit(by_label[label], size) for label in pair for size in fine_sizes(*bracket)}
             more_s = sum(self._guess_s(*key) for key in visits.keys() - wanted.keys())
-            if looked and (cost_s + more_s) * self.effort.rounds > self.effort.fine_s:
+            if (cost_s + more_s) * self.effort.rounds > budget_s:
                 self._leave_out(f"{pair[0]} and {pair[1]} were not looked at closely, for time")
                 continue
             cost_s += more_s
             wanted |= visits
             looked[pair] = bracket
         if wanted:
-            self._rounds("fine", list(wanted.values()), [], self.effort.fine_s)
+            self._rounds(FINE, list(wanted.values()), [], budget_s * SLACK)
         return looked
 
     def _brackets(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -193,7 +196,13 @@ class Sweep:
                         f"{visit.candidate.label} {text(visit.size_bytes)}"
                     )
                     self._trial_of(places, name, number, visit)
-                due = self._affordable(due, self.effort.rounds - number - 1, budget_s - (time.monotonic() - began))
+                rounds, left_s = self.effort.rounds - number - 1, budget_s - (time.monotonic() - began)
+                if name == FINE:
+                    if rounds and left_s < 0:
+                        self._leave_out(f"the fine pass ended {rounds} rounds early, for time: its sizes are not used")
+                        break
+                    continue
+                due = self._affordable(due, rounds, left_s)
                 kept = {visit.size_bytes for visit in due}
                 extra = [visit for visit in extra if visit.size_bytes in kept]
         finally:
