@@ -55,15 +55,18 @@ def render(report: Report, form: str) -> str:
 
 
 def write(report: Report, asked: Sequence[Output]) -> None:
-    """Write every output; what has no file goes to stdout. In a GitHub workflow, ``github`` adds a summary, too."""
+    """Write every output; what has no file goes to stdout. In a GitHub workflow, ``github`` adds a summary, too.
+
+    Where nothing could be looked at there is no table: the one line of `Report.unreached` says it all.
+    """
     for each in asked:
         if each.path is not None:
             replace_file(each.path, render(report, each.form))
-        elif each.form == "table":
+        elif each.form == "table" and report.unreached is None:
             from durabench.verify.table import show
 
             show(clean(report))
-        else:
+        elif each.form != "table":
             print(render(report, each.form), end="")
         if each.form == "github" and os.environ.get(STEP_SUMMARY):
             _summarise(Path(os.environ[STEP_SUMMARY]), render(report, "markdown"))

@@ -74,12 +74,11 @@ def verify(
         known_ids(target.backend, ignored)
         effective = _judged_by(target.backend, goal)
         report = replace(report, judged_by=effective)
-        seen = _bounded(lambda: _look(target), LOOK_S, "no answer")
-        observed: tuple[Check, ...] = ()
-        if command:
-            watched = _watched(target, seen, effective, command)
-            seen, observed = _with(seen, watched.facts), watched.checks
-            report = replace(report, program_status=watched.exit_status)
+        backend = _bounded(lambda: _open(target), LOOK_S, "no answer")
+        watched = _watched(target, backend, effective, command)  # first: it may make what is then looked at
+        report = replace(report, program_status=watched.exit_status)
+        facts = _bounded(lambda: tuple(backend.inspect()), LOOK_S, "no answer")
+        seen = _with(Seen(backend, facts), watched.facts)
         checks = list(_checks(seen, effective))
     except (UsageError, registry.UnknownBackend):
         raise
@@ -87,7 +86,7 @@ def verify(
         return replace(report, unreached=_why(url, error))
     promise = seen.backend.promise(seen.facts)
     asked_for = _probed(target, seen, effective) if probe else _not_probed(seen.backend)
-    every = _one_per_id([*checks, *asked_for, *observed])
+    every = _one_per_id([*checks, *asked_for, *watched.checks])
     return replace(report, checks=every, promise=promise, mock=_is_mock(seen.backend, every))
 
 
@@ -130,14 +129,13 @@ def _is_embedded(backend: type[Backend]) -> bool:
     return not any(command.role == "daemon" for command in commands)
 
 
-def _look(target: Target) -> Seen:
+def _open(target: Target) -> Backend:
     registry.require(target.name)
     try:
-        backend = target.backend.from_url(target.url)
+        return target.backend.from_url(target.url)
     except ValueError as error:
         message = f"{redact(target.url)}: {error}"
         raise UsageError(message) from None
-    return Seen(backend, tuple(backend.inspect()))
 
 
 def _checks(seen: Seen, goal: Goal) -> Iterable[Check]:
@@ -184,10 +182,12 @@ def _gathered(probe: Callable[[], Iterable[Check]], ids: Sequence[str], end: flo
     return [*done, *(Check(one, "unknown", evidence=f"not proved: {why}") for one in missing)]
 
 
-def _watched(target: Target, seen: Seen, goal: Goal, command: Sequence[str]) -> Watched:
+def _watched(target: Target, backend: Backend, goal: Goal, command: Sequence[str]) -> Watched:
     from durabench import counting
 
-    return counting.watch(command, target.url, seen.backend, goal)
+    if not command:
+        return counting.Watched(0, (), ())
+    return counting.watch(command, target.url, backend, goal)
 
 
 def _with(seen: Seen, observed: Iterable[Fact]) -> Seen:
