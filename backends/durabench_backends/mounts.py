@@ -53,11 +53,13 @@ class Disk:
     fua: bool | None = None
 
 
-def mount_of(path: Path) -> Mount:
-    """The mount that holds ``path``, or would hold it (proc(5), ``/proc/pid/mountinfo``)."""
-    place = Path(os.path.realpath(path))
+def mount_of(path: Path, process: int | str = "self") -> Mount:
+    """The mount that holds ``path``, or would hold it (proc(5), ``/proc/pid/mountinfo``); of another ``process``, the
+    one that it sees there, where ``path`` must hold no links.
+    """
+    place = Path(os.path.realpath(path)) if process == "self" else path
     found = Mount("0:0", "/", "unknown", "unknown", "")
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", errors="surrogateescape").splitlines():
+    for line in Path(f"/proc/{process}/mountinfo").read_text("utf-8", errors="surrogateescape").splitlines():
         front, _, back = line.partition(" - ")
         _, _, device, _, point, options, *_ = front.split(" ")
         filesystem, source, super_options = [*back.split(" "), "", ""][:3]

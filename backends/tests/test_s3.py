@@ -313,7 +313,14 @@ def test_amazon_is_told_by_its_address_alone(monkeypatch):
     monkeypatch.setattr(registry.load("s3"), "_swift_version", lambda _self: "")
     s3 = registry.load("s3")
     assert s3.from_url("s3://bucket/p?region=eu-west-1")._vendor()[0] == promises.AWS
-    for pretended in ("http://amazonaws.com.example.net", "http://127.0.0.1:1"):
+    assert (
+        s3.from_url("s3://b/?region=auto&endpoint_url=https://id.r2.cloudflarestorage.com")._vendor()[0] == promises.R2
+    )
+    for pretended in (
+        "http://r2.cloudflarestorage.com.example.net",
+        "http://amazonaws.com.example.net",
+        "http://127.0.0.1:1",
+    ):
         assert s3.from_url(f"s3://bucket/?region=a&endpoint_url={pretended}")._vendor()[0] == promises.UNKNOWN
     assert promises.promise([Fact(promises.VENDOR, promises.AWS, "endpoint")]).tier == "T3"
     assert promises.promise([Fact(promises.SERVER, "AmazonS3", "Server header")]).tier == "T0"

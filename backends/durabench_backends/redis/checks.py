@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from durabench_backends.contract import Check, Domain
+from durabench_backends.mounts import LAYERS, REMOTE
 from durabench_backends.redis import promises
 from durabench_backends.redis.facts import NO_FILE
 from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, EVERYSEC_S, SHIPPED, WAITAOF, fact_id
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     from durabench_backends.contract import Fact, Goal, Status
     from durabench_backends.redis.promises import Engine
-
-LAYERS = ("overlay", "aufs")
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "glusterfs", "fuse.glusterfs", "lustre")
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def _directory(look: Looked) -> Check:
     if filesystem in LAYERS:
         loses = "everything, with the container: its own layer is removed with it"
         return Check(fact_id("directory"), "warn", value, origin, loses, fix)
-    if filesystem in REMOTE:
+    if filesystem in REMOTE or filesystem.startswith("fuse"):
         loses = "a flush is what the other side makes of it"
         return Check(fact_id("directory"), "warn", value, origin, loses)
     return Check(fact_id("directory"), "ok", value, origin)

@@ -5,9 +5,11 @@ What a login may not read is told as unread, with the line that grants it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench_backends.contract import Fact
+from durabench_backends.mounts import mount_of
 from durabench_backends.redis import local, wire
 from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, SHIPPED, WAITAOF, fact_id
 
@@ -207,14 +209,14 @@ def _folder(server: Server) -> Iterator[Fact]:
         yield Fact(fact_id("directory"), "", "", server.unread_config())
     else:
         yield Fact(fact_id("directory"), folder, "CONFIG GET dir")
-    pid = server.pid if server.options is None else "self"
-    found = local.filesystem_of(pid, folder) if pid is not None and folder is not None else None
-    if found is None:
+    process = server.pid if server.options is None else "self"
+    if process is None or folder is None:
         why = "the server is not on this machine, or not to be told from others; ask again where it runs"
         yield Fact(fact_id("filesystem"), "", "", server.unread_config() if folder is None else why)
         return
-    yield Fact(fact_id("filesystem"), found[0], f"/proc/{pid}/mountinfo for {folder}")
-    yield Fact(fact_id("mount_options"), found[1], f"/proc/{pid}/mountinfo for {folder}")
+    mount, origin = mount_of(Path(folder), process), f"/proc/{process}/mountinfo for {folder}"
+    yield Fact(fact_id("filesystem"), mount.filesystem, origin)
+    yield Fact(fact_id("mount_options"), mount.options, origin)
 
 
 def _version(server: Server) -> Iterator[Fact]:

@@ -100,22 +100,6 @@ def _is_of_age(pid: int, info: Mapping[str, str]) -> bool:
     return abs(age_s - int(told)) <= AGE_SLACK_S
 
 
-def filesystem_of(pid: int | str, folder: str) -> tuple[str, str] | None:
-    """File system and options of the mount that the server's folder is on, as the server sees it."""
-    best, found = -1, None
-    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
-        own, _, shared = line.partition(" - ")
-        point, options = own.split()[4:6]
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
-        kind, *rest = shared.split()
-        # A later mount on the same folder hides the earlier one, hence >=.
-        if Path(folder).is_relative_to(point) and len(point) >= best:
-            best = len(point)
-            merged = [*options.split(","), *(rest[-1].split(",") if len(rest) > 1 else [])]
-            found = (kind, ",".join(dict.fromkeys(merged)))
-    return found
-
-
 def written(pid: int, file: str) -> dict[str, Written]:
     """What the configuration file of a server here says of what decides a promise; the last line of each wins.
 

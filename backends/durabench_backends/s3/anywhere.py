@@ -28,6 +28,7 @@ FORM = "s3://bucket/prefix?endpoint_url=https://host:port"
 PARAMETERS = {"endpoint_url": "endpoint_url", "region": "region_name"}
 """What a URL may say, and what the client library calls it."""
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
+CLOUDFLARE = (".r2.cloudflarestorage.com",)
 SERVERS = {"seaweedfs": promises.SEAWEEDFS, "moto": promises.MOTO}
 """How the Server header begins, and who says so. Nobody is Amazon by a header: that is the address's to say."""
 CONDITIONAL = (promises.AWS, promises.SEAWEEDFS, promises.MOTO)
@@ -91,6 +92,8 @@ class S3:
         host = urlsplit(self.identity()).hostname or ""
         if host.endswith(AMAZON):
             return promises.AWS, "endpoint"
+        if host.endswith(CLOUDFLARE):
+            return promises.R2, "endpoint"
         header = self._bucket.server() if header is None else header
         for beginning, vendor in SERVERS.items():
             if header.lower().startswith(beginning):

@@ -9,7 +9,7 @@ GUIDE = "Amazon S3 User Guide"
 
 PAGES = {
     "s3.vendor": """Whose server it is, by its address or its answers, and so whose promise holds for an
-acknowledged PUT: Amazon and Swift store it before the reply; SeaweedFS writes without a sync unless its filer
+acknowledged PUT: Amazon, R2 and Swift store it before the reply; SeaweedFS writes without a sync unless its filer
 is told to.
 
 Lost otherwise: of a server that could not be told, or that does not sync, what it acknowledged shortly before
@@ -19,8 +19,8 @@ Mend: for SeaweedFS `fs.configure -locationPrefix=/buckets/NAME -fsync=true -app
 filer tells whether that is so, an S3 endpoint does not); for others ask the vendor, or let `durabench run` try
 it.
 
-Source: Amazon S3 User Guide, Data protection; OpenStack Swift 2.38, swift/obj/diskfile.py, _finalize_put;
-SeaweedFS 4.48, weed shell, fs.configure -h.""",
+Source: Amazon S3 User Guide, Data protection; Cloudflare R2, Durability; OpenStack Swift 2.38,
+swift/obj/diskfile.py, _finalize_put; SeaweedFS 4.48, weed shell, fs.configure -h.""",
     "s3.versioning": f"""Whether the bucket keeps older versions of an object (GetBucketVersioning).
 
 Lost otherwise: with versioning off or suspended an overwrite or a delete, by a bug or by a second writer, takes

@@ -12,7 +12,7 @@ from durabench_backends.contract import RATED_DOMAINS, Domain, Fact, Promise
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SWIFT, SEAWEEDFS, MOTO, AWS, UNKNOWN = "swift", "seaweedfs", "moto", "aws", "unknown"
+SWIFT, SEAWEEDFS, MOTO, AWS, R2, UNKNOWN = "swift", "seaweedfs", "moto", "aws", "r2", "unknown"
 LOCALSTACK = "localstack"
 MOCKS = (MOTO, LOCALSTACK)
 """Objects in the memory of a process."""
@@ -68,6 +68,13 @@ STORED_AWS = Promise(
     "Amazon S3 User Guide, Data protection: “PUT and PUT Object copy operations synchronously store your data across "
     "multiple facilities”; Amazon S3 data consistency model: “Updates to a single key are atomic”",
 )
+STORED_R2 = Promise(
+    _EVERYWHERE,
+    None,
+    None,
+    "Cloudflare R2 documentation, Reference, Durability, Synchronous writes: success is told only once data “has been "
+    "persisted to disk”",
+)
 NOT_KNOWN = Promise(
     {Domain.CLIENT: 0.0},
     None,
@@ -82,4 +89,4 @@ def promise(facts: Iterable[Fact]) -> Promise:
     vendor = known.get(VENDOR)
     if vendor == SEAWEEDFS:
         return SYNCED_SEAWEEDFS if known.get(FSYNC) == "true" else WRITTEN_SEAWEEDFS
-    return {SWIFT: SYNCED_SWIFT, MOTO: IN_MEMORY_MOTO, AWS: STORED_AWS}.get(vendor or UNKNOWN, NOT_KNOWN)
+    return {SWIFT: SYNCED_SWIFT, MOTO: IN_MEMORY_MOTO, AWS: STORED_AWS, R2: STORED_R2}.get(vendor or UNKNOWN, NOT_KNOWN)
