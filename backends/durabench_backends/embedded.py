@@ -39,10 +39,12 @@ def start_time(pid: int | str) -> str | None:
     return line.rpartition(")")[2].split()[19]
 
 
-def mount_facts(backend: str, path: Path) -> list[Fact]:
-    """``<backend>.filesystem``, ``<backend>.mount_options`` and ``<backend>.write_cache`` of an existing path."""
-    mount = mount_of(path.resolve(strict=True))
-    origin = f"/proc/self/mountinfo for {path}"
+def mount_facts(backend: str, path: Path, process: int | str = "self") -> list[Fact]:
+    """``<backend>.filesystem``, ``<backend>.mount_options`` and ``<backend>.write_cache`` of an existing path; of
+    another ``process``, as that one sees it (`mount_of`).
+    """
+    mount = mount_of(path.resolve(strict=True) if process == "self" else path, process)
+    origin = f"/proc/{process}/mountinfo for {path}"
     return [
         Fact(f"{backend}.filesystem", mount.filesystem, origin),
         Fact(f"{backend}.mount_options", mount.options, origin),

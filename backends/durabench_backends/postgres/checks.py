@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from durabench_backends.contract import Check, Domain, Promise
-from durabench_backends.embedded import on_mount
+from durabench_backends import place
+from durabench_backends.contract import Check, Domain
 from durabench_backends.postgres.facts import FILE, quoted
+from durabench_backends.postgres.local import MOUNT_FACTS
 from durabench_backends.postgres.promises import NONE, SYNCHRONOUS, flushes_drive, risk_window_s
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
     from durabench_backends.contract import Fact, Goal, Status
 
-NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.glusterfs"}
-)
 RELOAD = "SELECT pg_reload_conf();"
 IMPORTANT = "without it the goal cannot be judged"
 
@@ -90,7 +88,7 @@ def checks(facts: Iterable[Fact], goal: Goal) -> list[Check]:
         _flag(view, "full_page_writes", "a page torn by a power failure is not repaired by recovery, and"),
         _unlogged_tables(view),
         _wal_sync_method(view),
-        _filesystem(view),
+        *_place(view),
         _wal_writer_delay(view),
         _pooler(view),
         _db_role_setting(view),
@@ -192,35 +190,12 @@ def _wal_sync_method(view: View) -> Check:
     )
 
 
-def _filesystem(view: View) -> Check:
-    name = "filesystem"
-    value = view.value(name)
-    if value is None or value == "unknown":
-        unread = name in view.facts and bool(view.facts[name].unread)
-        return view.blind(name, None if unread else Domain.MACHINE)
-    options = view.value("mount_options") or ""
-    reach = _reach(view)
-    if reach < Domain.DRIVE:
-        last = (
-            "what is not on a drive when the machine dies" if reach < Domain.MACHINE else "what the drive's cache held"
-        )
-        broken = view.goal.survive > reach
-        fix = "move the data directory to a file system on a drive, mounted with barriers, and start the server there"
-        return view.made(name, "fail" if broken else "warn", last, fix, f"mount options {options}")
-    if value in NETWORK:
-        loses = "what the file server acknowledged and had not written, when it dies"
-        fix = "export it with sync, and mount it hard (PostgreSQL documentation, 18.2.2.1 NFS)"
-        return view.made(name, "warn", loses, fix, f"mount options {options}")
-    if value == "overlay":
-        loses = "everything, when the container is removed"
-        return view.made(name, "warn", loses, "put the data directory on a volume")
-    return view.made(name, "ok", evidence=f"mount options {options}")
-
-
-def _reach(view: View) -> Domain:
-    """The last domain in which the mount keeps what is flushed to it."""
-    mount = {f"postgres.{name}": view.value(name) or "" for name in ("filesystem", "mount_options")}
-    return on_mount(Promise({}, Domain.DRIVE, None, ""), "postgres", mount).atomic or Domain.NOTHING
+def _place(view: View) -> list[Check]:
+    """What lies below the data directory, as for a store without a server; from elsewhere it cannot be seen."""
+    mount = view.facts.get("filesystem")
+    if mount is not None and mount.unread:
+        return [view.blind(name, None) for name in MOUNT_FACTS]
+    return place.checks("postgres", {fact.id: fact for fact in view.facts.values()}, view.goal, flushes=True)
 
 
 def _wal_writer_delay(view: View) -> Check:

@@ -24,6 +24,7 @@ CLOCKS_S = 2.0
 LATE_S = 60.0
 """A main process notes its start once it listens; with much shared memory that takes a while."""
 
+MOUNT_FACTS = ("filesystem", "mount_options", "write_cache")
 ELSEWHERE = "the server does not run on this machine, or not where this login can see its processes"
 DATA = "this login may not ask for the data directory: GRANT pg_read_all_settings TO {role}"
 
@@ -74,14 +75,14 @@ def _parent(pid: int) -> int | None:
 
 
 def mounts(session: Session, main: int | None, role: str) -> Sequence[Fact]:
-    """File system and mount options of the data directory, or of its log where that is on a weaker one."""
+    """File system, mount options and write cache below the data directory, or below its log where that is weaker."""
     if main is None:
         return _unread(ELSEWHERE)
     folder = _data_directory(session, main)
     if folder is None:
         return _unread(DATA.format(role=role))
     try:
-        found = [mount_facts("postgres", path) for path in (folder, folder / "pg_wal") if path == folder or _seen(path)]
+        found = [mount_facts("postgres", path, main) for path in dict.fromkeys((folder, _log(folder)))]
     except OSError as error:
         return _unread(f"{folder} cannot be looked at from here: {error.strerror}")
     return min(found, key=_reach)
@@ -93,24 +94,26 @@ def _reach(facts: Sequence[Fact]) -> Domain:
     return on_mount(ideal, "postgres", {fact.id: fact.value for fact in facts}).atomic or Domain.NOTHING
 
 
-def _seen(path: Path) -> bool:
+def _log(folder: Path) -> Path:
+    """Where the write-ahead log is; the data directory itself where it may not be entered."""
     try:
-        return path.exists()
-    except PermissionError:
-        return False
+        return folder / (folder / "pg_wal").readlink()
+    except OSError:
+        return folder
 
 
 def _data_directory(session: Session, main: int) -> Path | None:
-    """Where the server says it is, else where its main process stands, which is the same folder."""
-    try:
-        return Path(session.rows("SELECT pg_catalog.current_setting('data_directory')")[0][0] or "")
-    except Refused:
-        pass  # a right that superusers and pg_read_all_settings have
+    """Where the main process stands, which is its data directory; else where the server says that this is."""
     try:
         return Path(f"/proc/{main}/cwd").readlink()
     except OSError:
-        return None
+        pass  # another user's process
+    try:
+        told = session.rows("SELECT pg_catalog.current_setting('data_directory')")[0][0]
+    except Refused:
+        return None  # a right that superusers and pg_read_all_settings have
+    return Path(os.path.realpath(told or "/"))
 
 
 def _unread(why: str) -> Sequence[Fact]:
-    return [Fact("postgres.filesystem", "", "", why), Fact("postgres.mount_options", "", "", why)]
+    return [Fact(f"postgres.{name}", "", "", why) for name in MOUNT_FACTS]

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from durabench_backends import place
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WAL_FLUSH = "postgres.wal_flush"
 COMMIT_LATENCY = "postgres.commit_latency"
 PROBES = (WAL_FLUSH, COMMIT_LATENCY)
+BELOW = ("postgres.mount_options", "postgres.write_cache")
+"""Checks that are the same for every store on a disk of this machine."""
 
 
 def _page(what: str, lost: str, mend: str, source: str) -> str:
@@ -20,6 +24,7 @@ def _page(what: str, lost: str, mend: str, source: str) -> str:
 
 
 PAGES: Mapping[str, str] = {
+    **{name: page for name, page in place.pages("postgres", "").items() if name in BELOW},
     "postgres.in_recovery": _page(
         "Whether the server is a standby. A standby takes no writes, and replays what its primary sends.",
         "nothing here: what an acknowledged commit is worth is decided where it is made, by the settings of the "
