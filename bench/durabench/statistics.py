@@ -80,17 +80,65 @@ def _percent(rate: float) -> str:
 def boschloo(losing: int, trials: int, other_losing: int, other_trials: int) -> float:
     """P of a difference between two loss rates as large as this by chance: Boschloo's exact test, two-sided.
 
-    1.0 where either has no trials. ValueError unless both are counts.
+    1.0 where either has no trials. ValueError unless both are counts. Our own, and held against scipy's by a test,
+    because scipy's takes a minute where each has a thousand trials, and a comparison makes a hundred tests.
     """
     for count, of in ((losing, trials), (other_losing, other_trials)):
         if not 0 <= count <= of:
             raise ValueError(f"{count} of {of} trials is no count")
     if not trials or not other_trials or losing * other_trials == other_losing * trials:
         return 1.0
-    from scipy.stats import boschloo_exact
+    if losing * other_trials > other_losing * trials:
+        losing, trials, other_losing, other_trials = other_losing, other_trials, losing, trials
+    return min(1.0, 2 * _boschloo_less(losing, trials, other_losing, other_trials))
 
-    table = [[losing, other_losing], [trials - losing, other_trials - other_losing]]
-    return float(boschloo_exact(table, alternative="two-sided").pvalue)
+
+def _boschloo_less(losing: int, trials: int, other_losing: int, other_trials: int) -> float:
+    """One-sided, for a rate that is lower than the other: the largest probability, over every common rate, of a table
+    that Fisher's test finds as extreme as this one.
+    """
+    import numpy as np
+    from scipy.special import gammaln
+
+    both = trials + other_trials
+    log_factorial = gammaln(np.arange(both + 1) + 1.0)
+
+    def log_choose(n: int, k: NDArray[np.int_]) -> NDArray[np.float64]:
+        return np.asarray(log_factorial[n] - log_factorial[k] - log_factorial[n - k])
+
+    def tails(total: int) -> NDArray[np.float64]:
+        """Fisher's p of every table with so many losing trials in all."""
+        here = np.arange(max(0, total - other_trials), min(total, trials) + 1)
+        whole = log_choose(both, np.array(total))
+        return np.cumsum(np.exp(log_choose(trials, here) + log_choose(other_trials, total - here) - whole))
+
+    seen = tails(losing + other_losing)[losing - max(0, losing + other_losing - other_trials)] * (1 + 1e-9)
+    # Of the tables with the same total, those as extreme are a tail: its probability is the largest Fisher p in it.
+    extreme = np.array([max(tail[tail <= seen], default=0.0) for tail in map(tails, range(both + 1))])
+    totals = np.arange(both + 1)
+    weights = log_choose(both, totals)
+
+    def probability(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        logs = totals * np.log(rates)[:, None] + (both - totals) * np.log1p(-rates)[:, None]
+        return np.asarray(np.exp(logs + weights) @ extreme)
+
+    low, high = 0.0, 1.0
+    for _ in range(3):  # every round looks closer at the neighbourhood of the largest
+        rates = np.linspace(low, high, 402)[1:-1]
+        found = probability(rates)
+        at, step = int(found.argmax()), (high - low) / 401
+        low, high = max(0.0, rates[at] - step), min(1.0, rates[at] + step)
+    return float(found.max())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p adjusted for how many there are, by Holm: how likely the smallest of so many would be by chance alone."""
+    adjusted = [1.0] * len(p_values)
+    worst = 0.0
+    for rank, at in enumerate(sorted(range(len(p_values)), key=lambda at: p_values[at])):
+        worst = max(worst, min(1.0, p_values[at] * (len(p_values) - rank)))
+        adjusted[at] = worst
+    return adjusted
 
 
 # --- quantiles: only from as many samples as an interval for them takes ----------------------------------------------
@@ -172,6 +220,28 @@ def ratio_by_trial(trials: Groups, others: Groups, q: float, seed: int, resample
     rng = np.random.default_rng(seed)
     ratios = _resampled(ours, q, rng, resamples) / _resampled(theirs, q, rng, resamples)
     return Interval(above / below, *_spread(ratios))
+
+
+def difference_by_trial(
+    trials: Groups, others: Groups, q: float, seed: int, resamples: int = RESAMPLES
+) -> Interval | None:
+    """Quantile ``q`` of ``trials`` less that of ``others``, its interval by drawing whole trials of both again.
+
+    None if either has too few samples; the ends are None with fewer than two trials of either.
+    """
+    import numpy as np
+
+    ours, theirs = _groups(trials), _groups(others)
+    if not ours or not theirs:
+        return None
+    one, other = quantile(np.concatenate(ours), q), quantile(np.concatenate(theirs), q)
+    if one is None or other is None:
+        return None
+    if min(len(ours), len(theirs)) < 2:
+        return Interval(one - other, None, None)
+    rng = np.random.default_rng(seed)
+    differences = _resampled(ours, q, rng, resamples) - _resampled(theirs, q, rng, resamples)
+    return Interval(one - other, *_spread(differences))
 
 
 def _groups(trials: Groups) -> list[NDArray[np.float64]]:

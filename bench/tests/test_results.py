@@ -490,13 +490,17 @@ def test_latency_means_nothing_in_memory():
 
 
 def test_the_readme_of_the_results_has_the_tables_as_they_are():
-    from durabench.report import CELL
+    from durabench.report import CELL, crossings
+    from durabench.report.compare import COMPARISON
     from durabench.row import as_markdown
 
     readme = (ROOM / "results" / "README.md").read_text()
     assert as_markdown(results.ROW) in readme
     assert as_markdown(results.FLOOR) in readme
     assert as_markdown(CELL) in readme
+    assert as_markdown(COMPARISON) in readme
+    assert as_markdown(crossings.GATED) in readme
+    assert f"| {results.METHODOLOGY} |" in readme.partition("## Methodology log")[2]
     assert f"| {results.SCHEMA_VERSION} |" in readme
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from durabench.statistics import (
     boschloo,
     bound_text,
+    difference_by_trial,
+    holm,
     loss_rate,
     quantile,
     quantile_by_trial,
@@ -238,3 +241,41 @@ def test_the_usual_bound_costs_no_heavy_import():
     code = "import sys, durabench.statistics as s; s.bound_text(0, 3), s.loss_rate(3, 3); print('scipy' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == "False"
+
+
+# --- two sides held against each other
+
+
+def test_boschloo_is_what_scipy_says():
+    from scipy.stats import boschloo_exact
+
+    rng = random.Random(5)
+    for _ in range(12):
+        n, m = rng.randint(1, 12), rng.randint(1, 12)
+        a, b = rng.randint(0, n), rng.randint(0, m)
+        if a * m != b * n:
+            theirs = boschloo_exact([[a, b], [n - a, m - b]], alternative="two-sided").pvalue
+            assert boschloo(a, n, b, m) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_boschloo_of_a_thousand_trials_is_told():
+    assert 1e-4 < boschloo(5, 1000, 20, 1000) < 0.01
+    assert boschloo(0, 1000, 0, 1000) == 1
+
+
+def test_holm_adjusts_for_how_many_there_are():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1, 1]
+    assert holm([]) == []
+
+
+def test_a_difference_of_medians_is_drawn_by_trial():
+    ours = [[10 + at, 12 + at, 14 + at] for at in range(6)]
+    theirs = [[1 + at, 3 + at, 5 + at] for at in range(6)]
+    found = difference_by_trial(ours, theirs, 0.5, seed=1)
+    assert found.value == 9
+    assert found.low < 9 < found.high
+    assert found == difference_by_trial(ours, theirs, 0.5, seed=1)
+    assert difference_by_trial(ours, [], 0.5, seed=1) is None
+    alone = difference_by_trial(ours[:1], theirs, 0.5, seed=1)
+    assert (alone.low, alone.high) == (None, None)
