@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PUTS = 20
 PUT_S = 4.0
 """After so many seconds no further put of ours begins: a flush may be slow."""
-ANSWER_S = 10.0
+ANSWER_S = 6.0
 """Longest wait for the writer, to come up, to put and to remove its namespace again."""
 WATCH_S = 600.0
 """Longest run of a watched program; then it is stopped, and what was seen until then stands."""
@@ -156,9 +156,9 @@ def _open_files(pid: int) -> list[tuple[str, bool]]:
     return found
 
 
-def _drop(driver: process.Process, target: Mapping[str, Any]) -> None:
-    order = {"do": "drop", "target": target, "namespaces": [NAMESPACE], "deadline_s": ANSWER_S}
-    answer = driver.ask(order, ANSWER_S)[-1]
+def _drop(driver: process.Process, target: Mapping[str, Any], deadline_s: float = ANSWER_S) -> None:
+    order = {"do": "drop", "target": target, "namespaces": [NAMESPACE], "deadline_s": deadline_s}
+    answer = driver.ask(order, deadline_s)[-1]
     if answer["e"] == "failed":
         raise NotCounted(f"the namespace {NAMESPACE} could not be removed: {answer['why']}")
 
@@ -168,7 +168,7 @@ def _drop_elsewhere(target: Mapping[str, Any], scratch: Path) -> None:
     with suppress(process.HarnessError):
         driver = process.start(DRIVER.argv, env=os.environ, cwd=scratch, log=scratch / "drop.log", piped=True)
         try:
-            _drop(driver, target)
+            _drop(driver, target, ANSWER_S / 2)
         finally:
             driver.close()
 
@@ -285,11 +285,11 @@ def watch(argv: Sequence[str], url: str, backend: Backend, goal: Goal, deadline_
         trace, log = Path(scratch) / "trace", Path(scratch) / "log"
         sys.stderr.flush()
         tracer = tracing.start(argv, trace, env=os.environ, cwd=here, log=log, visible=True)
-        late = False
+        late_s = None
         try:
             code = tracer.wait(deadline_s)
         except process.Hung:
-            late = True
+            late_s = deadline_s
             tracer.stop(END_S)
             code = tracer.wait(END_S)
         finally:
@@ -297,17 +297,18 @@ def watch(argv: Sequence[str], url: str, backend: Backend, goal: Goal, deadline_
         calls = [seen.call for seen in tracing.read(trace, here)] if trace.exists() else []
     status = code if code >= 0 else 128 - code
     facts = tuple(backend.watched(calls))
-    return Watched(status, facts, (_told(identifier, calls, facts, status, late=late),))
+    return Watched(status, facts, (_told(identifier, calls, facts, status, late_s),))
 
 
-def _told(identifier: str, calls: Sequence[Call], facts: Sequence[Fact], status: int, *, late: bool) -> Check:
+def _told(
+    identifier: str, calls: Sequence[Call], facts: Sequence[Fact], status: int, stopped_after_s: float | None
+) -> Check:
     """What was watched, as a check: the facts decide what it means."""
     flushes = sum(call.kind == "flush" for call in calls)
     writes = sum(call.kind == "write" for call in calls)
     value = f"{flushes} flushes, {writes} writes to files"
-    ended = f"it ended with status {status}"
-    if late:
-        ended = f"it was stopped after {WATCH_S:g} s"
+    stopped = f"it was stopped after {stopped_after_s:g} s" if stopped_after_s is not None else None
+    ended = stopped or f"it ended with status {status}"
     evidence = f"your program, watched: {ended}"
     if status:
         loses = "perhaps more than was seen: the program did not end well"
