@@ -256,17 +256,21 @@ def _draws(trials: int, seed: int, resamples: int) -> Ints:
 
 
 def _medians(trials: Sequence[Floats], draws: Ints) -> Floats:
-    """The median of all puts of the trials drawn, for each row of ``draws``."""
+    """The median of all puts of the trials drawn, for each row of ``draws``. Every trial counts the same: one that was
+    given up early had fewer puts because they were slow.
+    """
     import numpy as np
 
     values = np.concatenate(trials)
     order = np.argsort(values, kind="stable")
     owners = np.repeat(np.arange(len(trials)), [trial.size for trial in trials])[order]
     values = values[order]
-    upto = np.cumsum(draws[:, owners], axis=1)
-    total = upto[:, -1]
-    lower = np.argmax(upto >= ((total + 1) // 2)[:, None], axis=1)
-    upper = np.argmax(upto >= (total // 2 + 1)[:, None], axis=1)
+    each = np.array([1 / trial.size for trial in trials])
+    upto = np.cumsum((draws * each)[:, owners], axis=1)
+    half = upto[:, -1:] / 2
+    close = 1e-9 * half
+    lower = np.argmax(upto > half - close, axis=1)
+    upper = np.argmax(upto > half + close, axis=1)
     middle: Floats = (values[lower] + values[upper]) / 2
     return middle
 
