@@ -1,0 +1,90 @@
+"""Why there was nothing to look at, in one line: the redacted URL, what was said, and the mend; and what a URL or the
+environment holds that must not be shown, even where somebody else's message quotes it without a name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from durabench.redact import MASK, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SHORTEST_SECRET = 4
+"""A shorter password is not looked for as it is: it would be found everywhere."""
+
+
+class Mend(NamedTuple):
+    """Kinds of an error by the names of its classes, words in what it says, and what mends it."""
+
+    kinds: Sequence[str]
+    words: str
+    mend: str
+
+
+MENDS = (
+    Mend(("MissingExtra", "MissingProgram"), r"$^", "then ask again"),
+    Mend(("SSLError",), r"\bssl|\btls\b|certificate", "use the scheme or option that agrees with the server about TLS"),
+    Mend(
+        ("PermissionError",),
+        r"password|authenticat|wrongpass|noauth|noperm|denied|forbidden|credential|signature",
+        "give a login that may connect and read, by environment or password file",
+    ),
+    Mend(("FileNotFoundError", "NotADirectoryError"), r"does not exist|no such|nosuch", "name one that exists"),
+    Mend(
+        ("NotReady", "ConnectionError", "TimeoutError"),
+        r"resolve|refused|timed out|timeout|could not connect|unreachable",
+        "start the server, or correct host, port and TLS",
+    ),
+)
+
+
+def line(url: str, error: Exception) -> str:
+    """The one line about an error that ended a look."""
+    return f"{redact(url)}: {without(secrets(url), said(error))}; {_mend(error)}"
+
+
+def said(error: Exception) -> str:
+    """What an error says, on one line."""
+    lines = [" ".join(part.split()) for part in str(error).splitlines() if part.strip()]
+    return redact("; ".join(lines)).rstrip(".;") if lines else type(error).__name__
+
+
+def secrets(url: str) -> frozenset[str]:
+    """Passwords and keys that a URL or the environment gives, as they are. A word that the URL shows anyway is none."""
+    try:
+        parts = urlsplit(url)
+        shown = {unquote(parts.username or ""), parts.hostname or "", *unquote(parts.path).split("/")}
+        given = [("password", unquote(parts.password or "")), *parse_qsl(parts.query)]
+    except ValueError:
+        return frozenset()
+    named = [*given, *os.environ.items()]
+    return frozenset(value for name, value in named if len(value) >= SHORTEST_SECRET and _tells(name, value)) - shown
+
+
+def without(hidden: Iterable[str], text: str) -> str:
+    """``text`` with each of ``hidden`` masked."""
+    for secret in sorted(hidden, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
+
+
+def _tells(name: str, value: str) -> bool:
+    # A shell's PWD and OLDPWD are where it stands: to mask them would mask the very paths that are looked at.
+    return name not in {"PWD", "OLDPWD"} and redact(f"{name}={value}") == f"{name}={MASK}"
+
+
+def _mend(error: Exception) -> str:
+    """The adapter's own words where it gave some (``error.add_note``), else by what was said and by the kind."""
+    notes: Any = getattr(error, "__notes__", ())
+    if notes:
+        return redact(" ".join(str(notes[0]).split()))
+    names = {kind.__name__ for kind in type(error).__mro__}
+    kinds = [mend for mend in MENDS if names & set(mend.kinds)]
+    spoken = [mend for mend in MENDS if re.search(mend.words, str(error), re.IGNORECASE)]
+    both = [mend for mend in spoken if mend in kinds]
+    return next((one.mend for one in (*both, *spoken, *kinds)), "mend that and ask again")
