@@ -325,7 +325,7 @@ def test_junit_has_a_case_per_check_and_one_more_where_no_check_decided(typed):
 
 
 @pytest.mark.parametrize("form", ["table", "json", "junit", "github", "markdown"])
-@pytest.mark.parametrize("how", ["quotes", "password"])
+@pytest.mark.parametrize("how", ["quotes", "password", "well"])
 def test_no_format_shows_a_secret(form, how, typed):
     _, out, err = typed(f"toy://me:opensesame@host/?look={how}&password=opensesame", "--format", form)
     assert "opensesame" not in out + err

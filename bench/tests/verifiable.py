@@ -38,10 +38,12 @@ class Toy:
 
     def __init__(self, setting, root, port) -> None:
         self.said: dict[str, str] = {}
+        self.login = ""
 
     @classmethod
     def from_url(cls, url: str) -> Toy:
         made = cls(cls.settings[0], None, None)
+        made.login = urlsplit(url).netloc
         made.said = dict(parse_qsl(urlsplit(url).query))
         if made.said.get("flush", "on") not in (*BY_FLUSH, "unread"):
             raise ValueError("flush is on, late, off or unread")
@@ -64,6 +66,7 @@ class Toy:
         yield Fact("toy.flush", "", "", "GRANT look") if flush == "unread" else Fact("toy.flush", flush, CONF)
         yield Fact("toy.warn", self.said.get("warn", "no"), CONF)
         yield Fact("toy.mock", self.said.get("mock", "no"), "")
+        yield Fact("toy.login", self.login, "")
 
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:
@@ -84,7 +87,8 @@ class Toy:
         if by_id["toy.warn"].value == "yes":
             yield Check("toy.cache", "warn", "write back", "the drive", "nothing, but look", "hdparm -W0", "lsblk")
         else:
-            yield Check("toy.cache", "skip", fix="GRANT peek", evidence="not readable through this login")
+            login = by_id.get("toy.login", by_id["toy.flush"]).value
+            yield Check("toy.cache", "skip", fix="GRANT peek", evidence=f"not readable by {login}")
         if by_id["toy.mock"].value == "yes":
             yield Check("toy.mock", "fail", "yes", "Server header")
 

@@ -6,20 +6,20 @@ the process.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from durabench.redact import MASK, redact
+from durabench.redact import redact
+from durabench.verify import trouble
 from durabench.verify.asked import UsageError
 from durabench.verify.pages import ids_of, prefix_of
 from durabench.verify.verdict import NEEDS_PROBE, Report
 from durabench_backends import registry
-from durabench_backends.contract import Check, Domain, Goal, NotReady, Verifiable
+from durabench_backends.contract import Check, Domain, Goal, Verifiable
 from durabench_backends.locate import MissingExtra, MissingProgram
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ LOOK_S = 8.0
 """Longest wait for connecting and reading."""
 PROBE_S = 30.0
 """Longest wait for a probe, after that."""
-SHORTEST_SECRET = 4
-"""A shorter password is not looked for in messages: it would be found everywhere."""
 
 Found = TypeVar("Found")
 
@@ -83,10 +81,11 @@ def verify(
     except (UsageError, registry.UnknownBackend):
         raise
     except Exception as error:
-        return replace(report, unreached=_why(url, error))
+        return replace(report, unreached=trouble.line(url, error))
     promise = seen.backend.promise(seen.facts)
     asked_for = _probed(target, seen, effective) if probe else _not_probed(seen.backend)
-    every = _one_per_id([*checks, *asked_for, *watched.checks])
+    hidden = trouble.secrets(url)
+    every = tuple(_without(hidden, check) for check in _one_per_id([*checks, *asked_for, *watched.checks]))
     return replace(report, checks=every, promise=promise, mock=_is_mock(seen.backend, every))
 
 
@@ -176,7 +175,7 @@ def _gathered(probe: Callable[[], Iterable[Check]], ids: Sequence[str], end: flo
     try:
         _bounded(gather, max(0.0, end - time.monotonic()), "the probe did not end in time")
     except Exception as error:
-        why = _said(error)
+        why = trouble.said(error)
     done = list(made)  # a probe that hangs may go on adding
     missing = [one for one in ids if one not in {check.id for check in done}]
     return [*done, *(Check(one, "unknown", evidence=f"not proved: {why}") for one in missing)]
@@ -197,8 +196,21 @@ def _with(seen: Seen, observed: Iterable[Fact]) -> Seen:
 
 
 def _one_per_id(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The last check of each id, where the id first came."""
-    return tuple({check.id: check for check in checks}.values())
+    """The last check of each id, where the id first came; one that fails is not talked over by a later one."""
+    found: dict[str, Check] = {}
+    for check in checks:
+        if check.id not in found or found[check.id].status != "fail":
+            found[check.id] = check
+    return tuple(found.values())
+
+
+def _without(hidden: frozenset[str], check: Check) -> Check:
+    told: dict[str, Any] = {
+        name: trouble.without(hidden, value)
+        for name, value in asdict(check).items()
+        if value is not None and name not in ("id", "status")
+    }
+    return replace(check, **told)
 
 
 def _is_mock(backend: Backend, checks: Iterable[Check]) -> bool:
@@ -228,63 +240,3 @@ def _bounded(work: Callable[[], Found], deadline_s: float, late: str) -> Found:
         message = f"{late} within {deadline_s:.3g} s"
         raise TimeoutError(message)
     return results[0]
-
-
-def _why(url: str, error: Exception) -> str:
-    """One line: the redacted URL, what was said, and the mend."""
-    return f"{redact(url)}: {_hidden(url, _said(error))}; {_mend(error)}"
-
-
-def _said(error: Exception) -> str:
-    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    return redact("; ".join(lines)).rstrip(".;") if lines else type(error).__name__
-
-
-def _hidden(url: str, said: str) -> str:
-    """Client libraries quote what they were given; a password is looked for as it is, too."""
-    try:
-        password = unquote(urlsplit(url).password or "")
-    except ValueError:
-        return said
-    return said.replace(password, MASK) if len(password) >= SHORTEST_SECRET else said
-
-
-_MENDS: Sequence[tuple[tuple[type[Exception], ...], tuple[str, ...], str]] = (
-    ((MissingExtra, MissingProgram), (), "then ask again"),
-    ((ssl.SSLError,), ("ssl", "tls", "certificate"), "use the scheme or option that agrees with the server about TLS"),
-    (
-        (PermissionError,),
-        (
-            "password",
-            "authentication",
-            "wrongpass",
-            "noauth",
-            "denied",
-            "forbidden",
-            "credential",
-            "signature",
-            "noperm",
-        ),
-        "give a login that may connect and read, by environment or password file",
-    ),
-    ((FileNotFoundError, NotADirectoryError), ("does not exist", "no such", "nosuch"), "name one that exists"),
-    (
-        (NotReady, ConnectionError, TimeoutError),
-        ("resolve", "refused", "timed out", "timeout", "could not connect", "unreachable"),
-        "start the server, or correct host, port and TLS",
-    ),
-)
-"""Kinds of an error, words in what it says, and the mend; the first line that fits."""
-
-
-def _mend(error: Exception) -> str:
-    """The adapter's own words where it gave some (``error.add_note``), else by the kind of the error."""
-    notes: Any = getattr(error, "__notes__", ())
-    if notes:
-        return redact(" ".join(str(notes[0]).split()))
-    kinds = [kind for kind in _MENDS if isinstance(error, kind[0])]
-    said = f"{type(error).__name__} {error}".lower()
-    spoken = [kind for kind in _MENDS if any(word in said for word in kind[1])]
-    for _, _, mend in [*(kind for kind in spoken if kind in kinds), *spoken, *kinds]:
-        return mend
-    return "mend that and ask again"
