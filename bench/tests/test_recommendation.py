@@ -287,6 +287,16 @@ def test_a_p99_that_is_too_slow_excludes_and_too_few_puts_leave_it_open():
         assert f"{label}: the p50 of a put" in none.answer
 
 
+def test_what_was_seen_to_break_its_promise_is_not_recommended_however_fast_it_is():
+    fault = {"fault": "kill-server", "trials": 6, "trials_with_loss": 2, "lost": 9, "dangling": 0, "verdict": "broken"}
+    entry = SPLIT | {"data": "post:on", "split": LAYOUT | {"faults": [fault]}}
+    made = document(own_sizes=ONCE, split=[entry])
+    found = recommend(made)
+    assert found.arrangement.labels == {"tree:fsync"}
+    assert "post:on: broken, 2 of 6 trials of kill-server lost what was acknowledged" in str(found.excluded)
+    assert "its promise: post:on: broken" in table.text(made)
+
+
 def test_a_size_that_a_backend_does_not_take_excludes_it_there():
     made = document(own_sizes=ONCE)
     made["candidates"][1] |= {"stopped_bytes": 4 * MIB, "stopped_why": "its limit, 1 MiB (its manual)"}

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.crossing import NONE_RELIABLE
 from durabench.plan import trace as traces
+from durabench.plan.document import STEPS_TOLD
 from durabench.plan.sizes import text as size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     Json = Mapping[str, Any]
     Steps = Sequence[tuple[int, int, bool]]
@@ -42,9 +43,14 @@ class Arrangement:
     above_bytes: int | None = None
 
     @property
+    def labels(self) -> frozenset[str]:
+        """The candidates that somebody has to run."""
+        return frozenset({self.metadata, self.data})
+
+    @property
     def backends(self) -> int:
-        """How many systems somebody has to run."""
-        return len({self.metadata, self.data})
+        """How many of them."""
+        return len(self.labels)
 
     def puts(self, steps: Steps) -> Counter[tuple[str, int]]:
         """How often which size is put where, over all ``steps``."""
@@ -189,8 +195,12 @@ def _basis(document: Json) -> _Basis:
     own = document.get("own_sizes")
     if own and own.get("steps"):
         steps = [(metadata, data, bool(changed)) for metadata, data, changed in own["steps"]]
+        first = "first " if len(steps) >= STEPS_TOLD else ""
         return _Basis(
-            f"your {len(steps):,} steps of {own['source']}", own["source"].removeprefix("trace "), steps, own=True
+            f"your {first}{len(steps):,} steps of {own['source']}",
+            own["source"].removeprefix("trace "),
+            steps,
+            own=True,
         )
     if own:
         # A value of a histogram's bin, from an edge up to 1.26 times that, counts at the middle.
@@ -310,6 +320,9 @@ def _by_promise(one: Json) -> Json:
 def _against(one: _Priced, basis: _Basis, document: Json) -> tuple[Json | None, str | None]:
     """Which goal excludes an arrangement, and why; or what could not be told about a goal."""
     goal = document["goal"]
+    lost = next((line for label, line in _broken(document) if label in one.arrangement.labels), None)
+    if lost is not None:
+        return {"excluded_by": "its promise", "why": lost}, None
     for candidate in document["candidates"]:
         largest = max((size for label, size in one.puts if label == candidate["label"]), default=0)
         if candidate.get("stopped_bytes") is not None and largest >= candidate["stopped_bytes"]:
@@ -320,6 +333,16 @@ def _against(one: _Priced, basis: _Basis, document: Json) -> tuple[Json | None, 
         why = f"a step writes {size_text(one.bytes)} on average"
         return {"excluded_by": f"--max-bytes-per-step {size_text(most)}", "why": why}, None
     return _against_p99(one, basis, goal["max_p99_ms"]) if goal["max_p99_ms"] is not None else (None, None)
+
+
+def _broken(document: Json) -> Iterator[tuple[str, str]]:
+    """Which candidate was seen to break what it promises, in the trials of this plan: speed does not matter then."""
+    for entry in document["split"]:
+        for layout in ("whole", "split"):
+            for one in (entry[layout] or {}).get("faults") or ():
+                if one["verdict"] == "broken":
+                    seen = f"{one['trials_with_loss']} of {one['trials']} trials of {one['fault']}"
+                    yield entry["metadata"], f"{entry['metadata']}: broken, {seen} lost what was acknowledged"
 
 
 def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | None, str | None]:
@@ -344,7 +367,7 @@ def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | No
 
 def _alone(out: Sequence[Json], left: Sequence[_Priced]) -> list[Json]:
     """Of the excluded arrangements those worth a line: the reasons of backends that are in none of what is left."""
-    used = {label for one in left for label in (one.arrangement.metadata, one.arrangement.data)}
+    used = {label for one in left for label in one.arrangement.labels}
     seen: dict[tuple[str, str], Json] = {}
     for one in out:
         if not left or not any(one["why"].startswith(f"{label}") for label in used):

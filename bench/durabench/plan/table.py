@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 DASH = "–"
+PROMISED = (
+    "whether the promises that meet the goal are kept: no machine was reset and no power cut here; "
+    "durabench run does that"
+)
 CSV_FIELDS = (
     "label",
     "backend",
@@ -241,7 +245,8 @@ def _not_measured(document: Json) -> list[str]:
     whys = dict.fromkeys((row["label"], row["cold_why"]) for row in document["sweep"] if row.get("cold_why"))
     lines += [f"no cold reload of {label}: {why}" for label, why in whys]
     cold = any(row.get("reload_cold_p50_ns") is not None for row in document["sweep"])
-    return lines + ([f"cold: {document['cold_how']}"] if cold and document.get("cold_how") else [])
+    lines += [f"cold: {document['cold_how']}"] if cold and document.get("cold_how") else []
+    return [*lines, PROMISED]
 
 
 # --- grids ----------------------------------------------------------------------------------------------------------
