@@ -255,6 +255,24 @@ def test_a_file_that_was_edited_after_the_start_counts_from_the_next_start_on(tm
         assert decisive(running.checks().values()) == {"config_rewrite": "fail"}
 
 
+def test_a_log_that_only_the_file_switches_on_empties_the_server_at_its_next_start_unless_mended(durable, tmp_path):
+    with server(tmp_path / "d", {}, durable.engine) as running:
+        file = running.folder / "server.conf"
+        file.write_text(file.read_text() + "appendonly yes\n")
+        later = time.time() + 60
+        os.utime(file, (later, later))
+        found = running.checks(CLIENT)["config_rewrite"]
+        assert (found.status, found.value) == ("warn", "appendonly yes")
+        assert "everything, at the next start" in found.loses
+        running.admin.set("theirs", b"1")
+        running.cli(found.fix)
+        port = running.port
+    with closing(client.Redis(port=port)) as gone, pytest.raises(client.ConnectionError):
+        gone.ping()
+    with server(tmp_path / "d", None, durable.engine, flags={"appendonly": "yes"}) as again:
+        assert again.admin.get("theirs") == b"1"
+
+
 def test_options_of_the_command_line_win_over_the_file_and_are_no_alarm(tmp_path):
     with server(tmp_path / "d", EVERYSEC, flags={"appendfsync": "always"}) as running:
         found = running.checks()

@@ -173,6 +173,9 @@ def _config_rewrite(look: Looked) -> Check:
         return look.check(name, "warn" if met else "unknown", loses=loses, fix=fix, evidence=evidence)
     runs = ", ".join(f"{each.replace('_', '-')} {look.values.get(each, '?')}" for each in promises.differences(told))
     evidence = f"runs: {runs}; after a restart: {told}"
+    if promises.differences(told).get("appendonly") == "yes":
+        loses = "everything, at the next start: it loads the log, which is not there yet, and not the dump"
+        rewrite = look.set_to("appendonly", "yes")
     return look.check(name, "warn" if met else "fail", loses=loses, fix=rewrite, evidence=evidence)
 
 

@@ -46,7 +46,9 @@ SET changes the running server only; CONFIG REWRITE writes it down, and cannot w
 without a file.
 
 Lost otherwise: what was set at run time is undone by any restart. Where appendonly was, the server then loads
-the dump instead of the log: everything since that dump is gone at once, and from then on nothing is logged.
+the dump instead of the log: everything since that dump is gone at once, and from then on nothing is logged. The
+other way round, a file that says `appendonly yes` where the log is off, the next start loads a log that is not
+there, and not the dump: everything is gone (tried with Redis 8.2.3 and Valkey 9.1.2).
 
 How it is told: the file, where the server runs on this machine and the file may be read. Otherwise by INFO
 commandstats, which counts CONFIG SET since the start (version 7 and later). Where neither tells anything it is
