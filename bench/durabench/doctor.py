@@ -33,6 +33,7 @@ SWALLOW = ("eatmydata", "nosync", "libfakesync")
 """Libraries that answer a flush without doing it."""
 STEADY_CLOCKS = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen", "pvclock"})
 """Read without a system call or close to it; others cost a microsecond and more each time."""
+PROCESSORS = Path("/sys/devices/system/cpu")
 BUSY_CORES = 0.5
 """More of each processor that others use than this, and latencies are theirs too."""
 BUSY_IO_PERCENT = 10.0
@@ -137,8 +138,9 @@ def _inotify() -> Iterator[Finding]:
 
 
 def _governor() -> Iterator[Finding]:
-    places = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    found = sorted({governor for path in places if (governor := mounts.read(path))})
+    found = sorted(
+        {governor for path in PROCESSORS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (governor := mounts.read(path))}
+    )
     if set(found) - {"performance"}:
         fix = "sudo cpupower frequency-set -g performance"
         yield Finding("frequency scaling", "spoils", f"governor {', '.join(found)}: clocks follow the load", fix)
