@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,10 +61,12 @@ def column(axes: Axes, ends: Sequence[Point], size: float, colour: str, gap: flo
     apart = size * 1.35 / 72 * axes.get_figure(root=True).dpi / height  # type: ignore[union-attr]
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [to_axes.transform((x, y)) for x, y, _ in ends]
-    made = []
+    made, xs, ys = [], [], []
     for (x, y), at, (_, _, label) in zip(points, spread([p[1] for p in points], apart, 0.0, 1.0), ends, strict=True):
-        axes.plot([x, 1 + gap * 0.75], [y, at], transform=axes.transAxes, color=colour, lw=0.4, clip_on=False, zorder=1)
+        xs += [x, 1 + gap * 0.75, nan]
+        ys += [y, at, nan]
         made.append(axes.text(1 + gap, at, label, transform=axes.transAxes, size=size, va="center", clip_on=False))
+    axes.plot(xs, ys, transform=axes.transAxes, color=colour, lw=0.4, clip_on=False, zorder=1)
     return made
 
 
@@ -108,33 +112,34 @@ def beside(axes: Axes, points: Sequence[Point], size: float, colour: str) -> Seq
     return made
 
 
-def overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of texts of a figure that lie on each other, by more than a pixel."""
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    figure.draw(renderer)
-    boxes = [(text.get_text(), _shrunk(text.get_window_extent(renderer))) for text in _texts(figure)]
-    return [
-        (one, other)
-        for number, (one, box) in enumerate(boxes)
-        for other, another in boxes[number + 1 :]
-        if box.overlaps(another)
-    ]
+@dataclass(frozen=True)
+class Defects:
+    """Pairs of texts of a figure that lie on each other by more than a pixel, and texts that are cut off."""
+
+    overlapping: tuple[tuple[str, str], ...]
+    outside: tuple[str, ...]
 
 
-def outside(figure: Figure) -> list[str]:
-    """Texts of a figure that are cut off at its edge."""
+def defects(figure: Figure) -> Defects:
+    """What is wrong with the texts of a figure."""
+    figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    figure.draw(renderer)
+    boxes = [(text.get_text(), text.get_window_extent(renderer).padded(-1.0)) for text in texts(figure)]
     edge = figure.bbox
-    found = []
-    for text in _texts(figure):
-        box = _shrunk(text.get_window_extent(renderer))
-        if box.x0 < edge.x0 or box.y0 < edge.y0 or box.x1 > edge.x1 or box.y1 > edge.y1:
-            found.append(text.get_text())
-    return found
+    return Defects(
+        tuple(
+            (one, other)
+            for number, (one, box) in enumerate(boxes)
+            for other, another in boxes[number + 1 :]
+            if box.overlaps(another)
+        ),
+        tuple(
+            text for text, box in boxes if box.x0 < edge.x0 or box.y0 < edge.y0 or box.x1 > edge.x1 or box.y1 > edge.y1
+        ),
+    )
 
 
-def _texts(figure: Figure) -> Iterator[Text]:
+def texts(figure: Figure) -> Iterator[Text]:
     """Every text that is drawn: matplotlib keeps labels of ticks outside the axes, too."""
     yield from filter(_shown, figure.texts)
     for axes in figure.axes:
@@ -152,7 +157,3 @@ def _texts(figure: Figure) -> Iterator[Text]:
 
 def _shown(text: Text) -> bool:
     return bool(text.get_visible() and text.get_text().strip())
-
-
-def _shrunk(box: Bbox) -> Bbox:
-    return box.padded(-1.0)

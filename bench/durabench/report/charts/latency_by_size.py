@@ -5,10 +5,10 @@ Two panels, sizes of metadata and sizes of data; below each the bytes that are s
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from durabench.report.charts import labels, style
-from durabench.report.charts.material import in_order
 from durabench.report.layout import number, size_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def chart(material: Material) -> style.Chart:
     height = 0.75 + strip + tall + 0.75 + low + 0.55
     made = style.figure((_LEFT + _PANEL + _NAMES) * len(panels), height)
     style.heading(made, TITLE)
-    looks = style.looks(material.backends, in_order(material.backends))
+    looks = style.looks(material.backends)
     for place, (name, mine) in enumerate(panels):
         left = _LEFT + (_LEFT + _PANEL + _NAMES) * place
         above = _axes(made, left, height - 0.75 - strip, strip)
@@ -149,12 +149,8 @@ def _latency(
             marker=look.marker,
             markersize=3.5 if label in best else 2.5,
         )
-        slow = [
-            (x, y, point["put_p99_ns"] / 1e6) for x, y, point in zip(xs, ys, points, strict=True) if point["put_p99_ns"]
-        ]
-        if label in best and len(slow) > 1:
-            x, low, high = zip(*slow, strict=True)
-            axes.fill_between(x, low, high, color=look.colour, alpha=0.14, lw=0)
+        if label in best:
+            _band(axes, points, look.colour)
         ends.append((xs[-1], ys[-1], label))
     known = sorted((int(size), one["p50_ns"] / 1e6) for size, one in floor.items() if one.get("p50_ns"))
     if known:
@@ -165,6 +161,20 @@ def _latency(
         ends.append((xs[1], ys[1], "floor (one flush)"))
     style.plain_log(axes.yaxis)
     labels.column(axes, ends, 6.5, style.FAINT, gap=0.08)
+
+
+def _band(axes: Axes, points: Sequence[Json], colour: str) -> None:
+    """From the median to the p99, over sizes that have one side by side; a single one is a line up to its p99."""
+    for known, group in groupby(points, key=lambda point: point["put_p99_ns"] is not None):
+        mine = list(group) if known else []
+        xs, low, high = (
+            [point["size_bytes"] for point in mine],
+            *([point[name] / 1e6 for point in mine] for name in ("put_p50_ns", "put_p99_ns")),
+        )
+        if len(mine) > 1:
+            axes.fill_between(xs, low, high, color=colour, alpha=0.14, lw=0)
+        elif mine:
+            axes.vlines(xs, low, high, color=colour, alpha=0.5, lw=2)
 
 
 def _at(known: Sequence[tuple[int, float]], size: float) -> float:

@@ -5,11 +5,11 @@ A zero is an open marker, and its bound is the end of its line: "nothing lost in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from durabench.report.charts import style
-from durabench.report.charts.material import in_order
 from durabench.statistics import bound_text
+from durabench_backends.contract import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +40,16 @@ def chart(material: Material) -> style.Chart:
     width, height = _LABEL + (_COLUMN + _FIGURES) * len(faults), 1.25 + _ROW * len(rows)
     made = style.figure(width, height)
     style.heading(made, TITLE)
-    looks = style.looks(material.backends, in_order(material.backends))
+    looks = style.looks(material.backends)
     for number, fault in enumerate(faults):
         left = _LABEL + (_COLUMN + _FIGURES) * number
         axes = made.add_axes((left / width, 0.5 / height, _COLUMN / width, (height - 1.15) / height))
         _scale(axes, rows, fault, first=number == 0)
-        for cell in counted:
-            if _fault(cell, counted) == fault:
-                _interval(axes, cell, rows.index(_row(material, cell)), looks[cell["backend"]])
+        mine = [
+            (cell, _at(cell, rows.index(_row(material, cell)))) for cell in counted if _fault(cell, counted) == fault
+        ]
+        for backend, look in looks.items():
+            _intervals(axes, [(cell, at) for cell, at in mine if cell["backend"] == backend], look)
     return style.Chart(NAME, TITLE, _sentence(material, counted), MEASURED, made)
 
 
@@ -95,23 +97,34 @@ def _scale(axes: Axes, rows: Sequence[str], title: str, *, first: bool) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _interval(axes: Axes, cell: Json, row: int, look: style.Look) -> None:
-    """One cell: its rate, its interval, and both in figures beside the panel."""
-    at = row + (-0.2 if cell["namespace"] == "metadata" else 0.2)
-    losing, of = cell["trials_with_loss"], cell["trials_counted"]
+def _at(cell: Json, row: int) -> float:
+    return row + (-0.2 if cell["namespace"] == METADATA else 0.2)
+
+
+def _intervals(axes: Axes, cells: Sequence[tuple[Json, float]], look: style.Look) -> None:
+    """Of one backend: rates, intervals, and both in figures beside the panel."""
+    if not cells:
+        return
+    lows, highs = ([cell[name] for cell, _ in cells] for name in ("loss_rate_low", "loss_rate_high"))
+    axes.hlines([at for _, at in cells], lows, highs, color=look.colour, lw=1.4, zorder=2)
+    for lost in (False, True):
+        mine = [(losing / of, at) for cell, at in cells for losing, of in [counts(cell)] if bool(losing) == lost]
+        if mine:
+            rates, heights = zip(*mine, strict=True)
+            ground = look.colour if lost else style.PAPER
+            common: dict[str, Any] = {"color": look.colour, "markersize": 4.5, "clip_on": False, "zorder": 3, "ls": ""}
+            axes.plot(rates, heights, look.marker, markerfacecolor=ground, **common)
+    for cell, at in cells:
+        losing, of = counts(cell)
+        said = f"{losing}/{of}  {bound_text(losing, of)}"
+        axes.text(1.03, at, said, size=6.5, va="center", transform=axes.get_yaxis_transform(), clip_on=False)
+
+
+def counts(cell: Json) -> tuple[int, int]:
+    """Losing of all: gaps where there are some, else trials."""
     if cell["gaps"] is not None:
-        losing, of = cell["gaps_with_loss"], cell["gaps"]
-    axes.plot([cell["loss_rate_low"], cell["loss_rate_high"]], [at, at], color=look.colour, lw=1.4, zorder=2)
-    axes.plot(
-        *([losing / of], [at], look.marker),
-        color=look.colour,
-        markersize=4.5,
-        markerfacecolor=look.colour if losing else style.PAPER,
-        clip_on=False,
-        zorder=3,
-    )
-    said = f"{losing}/{of}  {bound_text(losing, of)}"
-    axes.text(1.03, at, said, size=6.5, va="center", transform=axes.get_yaxis_transform(), clip_on=False)
+        return cell["gaps_with_loss"], cell["gaps"]
+    return cell["trials_with_loss"], cell["trials_counted"]
 
 
 def _sentence(material: Material, counted: Sequence[Json]) -> str:
@@ -122,11 +135,7 @@ def _sentence(material: Material, counted: Sequence[Json]) -> str:
     broken = [cell for cell in lossy if cell["verdict"] == "broken"]
     if broken:
         worst = max(broken, key=lambda cell: (cell["loss_rate_low"], cell["loss_rate_high"]))
-        losing, of = (
-            (worst["trials_with_loss"], worst["trials_counted"])
-            if worst["gaps"] is None
-            else (worst["gaps_with_loss"], worst["gaps"])
-        )
+        losing, of = counts(worst)
         what = f"{material.place(worst)} under {worst['fault']} ({losing} of {of})"
         said += f", most often against its promise {what}"
     if zeros:

@@ -44,7 +44,7 @@ def chart(material: Material) -> style.Chart:
     height = 0.85 + sum(each + 0.62 for each in heights.values())
     made = style.figure(_WIDTH, height)
     style.heading(made, TITLE)
-    looks = style.looks(material.backends, in_order(material.backends))
+    looks = style.looks(material.backends)
     longest = max(max(values) for values in windows.values())
     at = height - 0.65
     for name in backends:

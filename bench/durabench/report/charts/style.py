@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from durabench_backends.registry import BACKENDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -95,9 +97,9 @@ def styled() -> Iterator[None]:
         yield
 
 
-def looks(backends: Sequence[str], known: Sequence[str]) -> dict[str, Look]:
-    """A colour and a marker for each; those of ``known`` keep theirs whichever of them are there."""
-    names = [*known, *(name for name in backends if name not in known)]
+def looks(backends: Sequence[str]) -> dict[str, Look]:
+    """A colour and a marker for each; a registered backend has the same in every chart of every run."""
+    names = [*BACKENDS, *sorted(set(backends) - set(BACKENDS))]
     return {
         name: Look(COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)])
         for number, name in enumerate(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from durabench.report.charts import labels, style
-from durabench.report.charts.material import in_order
 from durabench.report.layout import number
 from durabench.statistics import quantile
 
@@ -28,7 +27,7 @@ _PANEL, _LABELS, _LEFT = 2.9, 2.6, 0.75
 
 def chart(material: Material) -> style.Chart:
     """A panel for metadata, one for data; a curve per setting."""
-    tails = {key: _tail(samples) for key, samples in material.latencies_ns.items()}
+    tails = {key: quantiles(samples) for key, samples in material.latencies_ns.items()}
     tails = {key: tail for key, tail in tails.items() if tail}
     if not tails:
         return style.nothing(NAME, TITLE, _why(material), MEASURED)
@@ -37,7 +36,7 @@ def chart(material: Material) -> style.Chart:
     width, height = (_LEFT + _PANEL + _LABELS) * len(namespaces), max(3.4, 0.155 * most + 1.5)
     made = style.figure(width, height)
     style.heading(made, TITLE)
-    looks = style.looks(material.backends, in_order(material.backends))
+    looks = style.looks(material.backends)
     for place, namespace in enumerate(namespaces):
         left = _LEFT + (_LEFT + _PANEL + _LABELS) * place
         axes = made.add_axes((left / width, 0.55 / height, _PANEL / width, (height - 1.3) / height))
@@ -51,7 +50,7 @@ def _why(material: Material) -> str:
     return f"latencies mean nothing on this disk: {why}" if why else "no put was timed without a fault"
 
 
-def _tail(samples: Sequence[int]) -> list[float]:
+def quantiles(samples: Sequence[int]) -> list[float]:
     """Quantiles in ms, as many as the samples allow."""
     found = []
     for q in QUANTILES:

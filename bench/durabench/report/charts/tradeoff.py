@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from durabench.fault import FAULTS
 from durabench.report.charts import labels, style
-from durabench.report.charts.material import in_order
+from durabench.report.charts.loss_rate import counts
 from durabench.report.layout import number
 from durabench.statistics import bound_text, quantile
 
@@ -48,7 +48,7 @@ class Spot:
 def chart(material: Material) -> style.Chart:
     """Settings that lost all they had, those that lost something, those that lost nothing: three strips."""
     fault = _hardest(material.cells)
-    found = _frontier(_spots(material, fault)) if fault else []
+    found = frontier(_spots(material, fault)) if fault else []
     if not found or fault is None:
         return style.nothing(NAME, TITLE, "no setting has both a put latency and a judged fault", MEASURED)
     ordered = sorted(found, key=lambda spot: (-spot.put_ms, spot.label))
@@ -66,7 +66,7 @@ def chart(material: Material) -> style.Chart:
     height = 0.75 + sum(tall + 0.55 for _, _, tall in strips)
     made = style.figure(_WIDTH, height)
     style.heading(made, f"{TITLE}: {fault}")
-    looks = style.looks(material.backends, in_order(material.backends))
+    looks = style.looks(material.backends)
     limits = (min(spot.put_ms for spot in found) / 1.6, max(spot.put_ms for spot in found) * 1.6)
     at = height - 0.65
     for title, spots, tall in strips:
@@ -146,7 +146,7 @@ def _window(material: Material, struck: Sequence[Json]) -> tuple[float, str]:
     for cell in struck:
         key = (cell["host"], cell["backend"], cell["setting"], cell["namespace"], cell["fault"])
         values = material.windows_s.get(key, ())
-        of = cell["gaps"] if cell["gaps"] is not None else cell["trials_counted"]
+        _, of = counts(cell)
         all_lost = material.all_lost.get(key, 0)
         if 2 * all_lost > of:
             worst, sure = max((worst, sure), (inf, f"all lost in {all_lost} of {of}"))
@@ -156,11 +156,11 @@ def _window(material: Material, struck: Sequence[Json]) -> tuple[float, str]:
             worst, sure = max((worst, sure), (found, "p95" if p95 is not None else f"longest of {len(values)}"))
     if worst:
         return worst, sure
-    fewest = min(cell["gaps"] if cell["gaps"] is not None else cell["trials_counted"] for cell in struck)
+    fewest = min(counts(cell)[1] for cell in struck)
     return 0.0, f"0/{fewest} {bound_text(0, fewest)}"
 
 
-def _frontier(spots: Sequence[Spot]) -> list[Spot]:
+def frontier(spots: Sequence[Spot]) -> list[Spot]:
     """Marked where no other is at least as fast and as safe, and better in one of the two."""
 
     def beaten(spot: Spot) -> bool:

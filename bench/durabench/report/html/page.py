@@ -107,6 +107,7 @@ def _parts(document: Json, folders: Sequence[Folder], read: _Read) -> dict[str, 
         "title": _title(document),
         "verdict": verdict(document),
         "pick": layout.pick_lines(document),
+        "plans": [answer for plan in read.material.plans if (answer := _answer(plan))],
         "warnings": _warnings(document),
         "grids": _grids(document, settings, read.material),
         "matrix_sentence": survival.sentence(document),
@@ -150,6 +151,12 @@ def verdict(document: Json) -> str:
         return f"{subject}, none broke its promise{_still(rated)}."
     count = len({label.partition(" ")[0] for label in broken})
     return f"{subject}, {count} broke {'its' if count == 1 else 'their'} promise: {named(broken)}."
+
+
+def _answer(plan: Json) -> str | None:
+    """What a plan recommends."""
+    answer = (plan.get("recommendation") or {}).get("answer")
+    return None if answer is None else str(redact_all(answer)).rstrip(".")
 
 
 def _still(cells: Sequence[Json]) -> str:
