@@ -118,7 +118,7 @@ VALUES = {
     "wal_writer_delay": ["200ms", "10000ms", "1ms", "nonsense"],
     "unlogged_tables": ["none", "public.cache"],
     "wal_sync_method": ["fdatasync", "fsync_writethrough", "open_datasync"],
-    "platform": ["x86_64-pc-linux-gnu", "aarch64-apple-darwin", "Visual C++"],
+    "platform": ["PostgreSQL on linux-gnu", "PostgreSQL on apple-darwin", "PostgreSQL, Visual C++", "CockroachDB"],
     "in_recovery": ["on", "off"],
     "filesystem": ["ext4", "tmpfs", "unknown"],
     "mount_options": ["rw", "rw,nobarrier"],

@@ -259,8 +259,8 @@ def test_unlogged_tables_that_this_login_may_write_fail_and_others_are_a_remark(
         assert (check.status, check.value) == ("fail", 'shop."Cart, full"')
         assert bad(looked(server.url(), Goal(Domain.SERVER, 60))) == {"unlogged_tables"}
         assert not bad(looked(server.url(), Goal(Domain.CLIENT)))
-        server.tell('ALTER TABLE shop."Cart, full" RENAME TO cart')
-        server.tell(looked(server.url("app"))["unlogged_tables"].fix)
+        server.tell("CREATE UNLOGGED TABLE shop.two (n int)", "ALTER TABLE shop.two OWNER TO writer")
+        server.tell(*filter(None, looked(server.url("app"))["unlogged_tables"].fix.split(";")))
         assert looked(server.url("app"))["unlogged_tables"].status == "ok"
     finally:
         server.tell("DROP SCHEMA shop CASCADE", "REVOKE writer FROM app")
@@ -439,6 +439,14 @@ def test_a_probe_does_not_call_flushed_what_fsync_off_leaves_in_memory(server):
         assert probed(server.url())["wal_flush"].status == "skip"
 
 
+def test_what_only_speaks_the_protocol_is_not_judged_by_anothers_documentation(server):
+    facts = list(Postgres.from_url(server.url()).inspect())
+    other = [Fact(fact.id, OTHERS[0], "") if fact.id == "postgres.platform" else fact for fact in facts]
+    assert not Goal(Domain.CLIENT).is_met_by(Postgres.promise(other))
+    checks = {check.id: check.status for check in Postgres.checks(other, DRIVE)}
+    assert checks["postgres.server_version"] == "unknown"
+
+
 PROBE = (
     "import sys; from durabench_backends.contract import Goal; from durabench_backends.postgres import Postgres, probe;"
     " probe.PAIRS_ENOUGH = probe.PAIRS_AT_MOST = 10**9; probe.MEASURE_S = 60;"
@@ -615,6 +623,7 @@ def test_a_server_that_hangs_is_told(server):
         assert watcher.execute("SELECT 1").fetchone() == (1,)
 
 
+OTHERS = ["CockroachDB CCL v24.1", "PostgreSQL 11.2-YB-2.20 on x86_64", "PostgreSQL 16, compiled by Visual C++"]
 VALUES = {
     "synchronous_commit": ["on", "off", "local"],
     "fsync": ["on", "off"],
@@ -623,7 +632,8 @@ VALUES = {
     "unlogged_tables": ["none", "public.cache, public.b and 2 more"],
     "unlogged_tables_of_others": ["none", "public.theirs"],
     "wal_sync_method": ["fdatasync", "open_datasync", "fsync_writethrough"],
-    "platform": ["x86_64-pc-linux-gnu", "aarch64-apple-darwin", "compiled by Visual C++"],
+    "platform": ["PostgreSQL 18.6 on x86_64-pc-linux-gnu", "PostgreSQL 17 on aarch64-apple-darwin", *OTHERS],
+    "server_version": ["18.6"],
     "in_recovery": ["off", "on"],
     "filesystem": ["ext4", "tmpfs", "nfs4", "overlay", "unknown"],
     "mount_options": ["rw", "rw,nobarrier"],

@@ -5,19 +5,23 @@ A check fails where, and only where, it keeps the promise from meeting the goal.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from durabench_backends import place
 from durabench_backends.contract import Check, Domain
 from durabench_backends.postgres.facts import FILE, quoted
 from durabench_backends.postgres.local import MOUNT_FACTS
-from durabench_backends.postgres.promises import NONE, SYNCHRONOUS, flushes_drive, risk_window_s
+from durabench_backends.postgres.promises import NONE, SYNCHRONOUS, flushes_drive, is_postgresql, risk_window_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from durabench_backends.contract import Fact, Goal, Status
 
+QUALIFIED = re.compile(r"""(?:"(?:[^"]|"")*"|[^\s,".]+)\.(?:"(?:[^"]|"")*"|[^\s,".]+)""")
+"""A table's name with its schema, as SQL writes it."""
 RELOAD = "SELECT pg_reload_conf();"
 IMPORTANT = "without it the goal cannot be judged"
 
@@ -82,6 +86,7 @@ def checks(facts: Iterable[Fact], goal: Goal) -> list[Check]:
     """Every check that facts alone can make."""
     view = View({fact.id.removeprefix("postgres."): fact for fact in facts}, goal)
     return [
+        _server_version(view),
         _in_recovery(view),
         _synchronous_commit(view),
         _flag(view, "fsync", "the whole database may be beyond repair after the machine dies, and"),
@@ -101,6 +106,24 @@ def checks(facts: Iterable[Fact], goal: Goal) -> list[Check]:
         _said(view, "wal_level", {"minimal": "no standby and no archive can be fed; commits are as durable"}),
         _said(view, "commit_delay", {"0us": "a flush is not held back for other commits"}),
     ]
+
+
+def _server_version(view: View) -> Check:
+    name, platform = "server_version", view.value("platform")
+    version = view.value(name)
+    if platform is None:
+        return replace(view.blind("platform", Domain.CLIENT), id=f"postgres.{name}")
+    if not is_postgresql(platform):
+        return Check(
+            f"postgres.{name}",
+            "unknown",
+            version,
+            "version()",
+            "what its own vendor says: it speaks PostgreSQL's protocol, and its settings may mean nothing",
+            "ask its vendor's documentation, or find out: durabench run --backend URL",
+            platform,
+        )
+    return Check(f"postgres.{name}", "ok", version, "version()", evidence=platform)
 
 
 def _in_recovery(view: View) -> Check:
@@ -164,8 +187,7 @@ def _unlogged_tables(view: View) -> Check:
     loses = "every row of these tables, when the server is not stopped in an orderly way; temporary tables do not count"
     if value != NONE:
         broken = view.goal.survive >= Domain.SERVER
-        tables = value.partition(" and ")[0].split(", ")
-        fix = " ".join(f"ALTER TABLE {table} SET LOGGED;" for table in tables)
+        fix = " ".join(f"ALTER TABLE {table} SET LOGGED;" for table in QUALIFIED.findall(value))
         return view.made(name, "fail" if broken else "warn", loses, fix, "this login may write to them")
     if others and others != NONE:
         return view.made(name, "warn", loses, evidence=f"this login may not write to {others}, which are unlogged")

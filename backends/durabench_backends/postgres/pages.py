@@ -25,6 +25,13 @@ def _page(what: str, lost: str, mend: str, source: str) -> str:
 
 PAGES: Mapping[str, str] = {
     **{name: page for name, page in place.pages("postgres", "").items() if name in BELOW},
+    "postgres.server_version": _page(
+        "Whether the server is PostgreSQL at all. Others speak its protocol or are made from it, and show its settings "
+        "without doing what they say: CockroachDB, YugabyteDB, Redshift, Greenplum.",
+        "what the documentation of that product says; nothing of what is promised here is known to hold for it.",
+        "ask its vendor, or find out: durabench run --backend URL kills the writer, not the server.",
+        "all sections named here are about PostgreSQL itself; System Information Functions, version().",
+    ),
     "postgres.in_recovery": _page(
         "Whether the server is a standby. A standby takes no writes, and replays what its primary sends.",
         "nothing here: what an acknowledged commit is worth is decided where it is made, by the settings of the "

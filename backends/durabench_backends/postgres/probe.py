@@ -96,6 +96,7 @@ class Seen(NamedTuple):
     flushes: bool
     window_s: float | None
     wrote: str
+    fix: str
 
 
 def probe(connect: Callable[[], Session], goal: Goal) -> list[Check]:
@@ -108,7 +109,7 @@ def probe(connect: Callable[[], Session], goal: Goal) -> list[Check]:
         removed = _remove_forsaken(session)
         table = _make_table(session, lock=pooler in (NONE, "session"))
         try:
-            seen = _measure(session, table, removed)
+            seen = _measure(session, table, removed, f"ALTER ROLE {role} SET synchronous_commit = on;")
         except Refused as error:
             return _both(
                 "unknown", f"the login may write nothing: {error}", f"GRANT CREATE ON SCHEMA public TO {role};"
@@ -173,7 +174,7 @@ def _make_table(session: Session, *, lock: bool) -> str | None:
     return table
 
 
-def _measure(session: Session, table: str | None, removed: int) -> Seen:
+def _measure(session: Session, table: str | None, removed: int, fix: str) -> Seen:
     """The login's own commits and the control's, taking turns until the asynchronous ones were behind often enough."""
     value, fsync, delay = session.rows(
         "SELECT pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('fsync'),"
@@ -198,19 +199,18 @@ def _measure(session: Session, table: str | None, removed: int) -> Seen:
     wrote += f"; the log grew by {control.at - first} bytes, those of others included"
     if removed:
         wrote += f"; removed {removed} table{'s' * (removed > 1)} that an earlier probe left"
-    return Seen(own, control, fsync == "on", risk_window_s(delay), wrote)
+    return Seen(own, control, fsync == "on", risk_window_s(delay), wrote, fix)
 
 
 def _wal_flush(seen: Seen, goal: Goal) -> Check:
     """What being behind, or never being it, says of the login's commits."""
     own, control = seen.own, seen.control
     counts = f"right after COMMIT {own}, {control}; {seen.wrote}"
-    fix = "see postgres.synchronous_commit"
     hasty = control if own.waits else own
     if own.waits and own.behind:
         loses = "commits that were acknowledged and not flushed, when the server dies"
         status: Status = "fail" if goal.survive >= Domain.SERVER else "warn"
-        return Check(WAL_FLUSH, status, "acknowledged before the flush", "probe", loses, fix, counts)
+        return Check(WAL_FLUSH, status, "acknowledged before the flush", "probe", loses, seen.fix, counts)
     if not hasty.behind or (own.waits and hasty.behind < BEHIND_ENOUGH):
         why = f"others' commits flush these along, so that waiting does not show: {counts}"
         return Check(WAL_FLUSH, "skip", "could not be told", "probe", fix="probe when the server is idle", evidence=why)
@@ -222,7 +222,7 @@ def _wal_flush(seen: Seen, goal: Goal) -> Check:
     loses = f"commits acknowledged in the last {seen.window_s or 0:g} s, when the server dies"
     fits = seen.window_s is not None and seen.window_s <= goal.max_loss_s
     status = "ok" if fits or goal.survive < Domain.SERVER else "fail"
-    return Check(WAL_FLUSH, status, "acknowledged before the flush", "probe", loses, fix, counts)
+    return Check(WAL_FLUSH, status, "acknowledged before the flush", "probe", loses, seen.fix, counts)
 
 
 def _commit_latency(seen: Seen) -> Check:

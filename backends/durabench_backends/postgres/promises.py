@@ -43,6 +43,7 @@ SOURCE_UNLOGGED = (
     SOURCE + 'CREATE TABLE, UNLOGGED: "an unlogged table is automatically truncated after a crash or unclean shutdown"'
 )
 SOURCE_STANDBY = SOURCE + '26.4 Hot Standby: "a read-only session" takes no writes, so there is nothing to promise'
+SOURCE_OTHER = "none: what speaks PostgreSQL's protocol without being PostgreSQL has promises of its own vendor's"
 SOURCE_WRITE_CACHE = (
     SOURCE + "28.1 Reliability: on macOS and on Windows some values of wal_sync_method leave the drive's write cache on"
 )
@@ -55,6 +56,8 @@ def promise(facts: Iterable[Fact]) -> Promise:
     """
     given = {fact.id: fact for fact in facts}
     known = {name.removeprefix("postgres."): fact.value for name, fact in given.items() if not fact.unread}
+    if not is_postgresql(known.get("platform")):
+        return Promise({Domain.NOTHING: 0.0}, None, None, SOURCE_OTHER)
     if known.get("in_recovery") != "off":
         return Promise({Domain.NOTHING: 0.0}, None, None, SOURCE_STANDBY)
     may_lose_s = {Domain.NOTHING: 0.0, Domain.CLIENT: 0.0}
@@ -79,6 +82,12 @@ def _reach(known: Mapping[str, str], source: str) -> tuple[Domain, str]:
     if not flushes_drive(known.get("wal_sync_method"), known.get("platform")):
         return Domain.MACHINE, SOURCE_WRITE_CACHE
     return Domain.DRIVE, source
+
+
+def is_postgresql(platform: str | None) -> bool:
+    """Whether ``version()`` is PostgreSQL's, and not of something else that speaks its protocol or is made from it."""
+    told = platform or ""
+    return told.startswith("PostgreSQL") and not re.search(r"-YB-|Redshift|Greenplum|CockroachDB", told)
 
 
 def flushes_drive(wal_sync_method: str | None, platform: str | None) -> bool:
@@ -113,7 +122,7 @@ def _setting(name: str, options: Mapping[str, str], unlogged_tables: str = NONE)
         "full_page_writes": "on",
         "wal_writer_delay": "200ms",
         "wal_sync_method": "fdatasync",
-        "platform": "linux",
+        "platform": "PostgreSQL on linux",
         "in_recovery": "off",
     }
     values = {**shipped, **options, "unlogged_tables": unlogged_tables}
