@@ -60,7 +60,7 @@ class Crossing:
     ``above`` say who is faster at smaller and at larger sizes; the same twice where one is faster at every size that
     was measured, None where nobody can tell. ``affine_bytes`` is the cross-check: where two straight lines, fixed cost
     plus size by bandwidth, cross inside the measured range; None where they do not. ``why`` is a sentence without the
-    names.
+    names. ``smallest_bytes`` and ``largest_bytes`` are the measured range: the sizes that both have.
     """
 
     at_bytes: int | None
@@ -71,6 +71,8 @@ class Crossing:
     why: str
     below: Side | None = None
     above: Side | None = None
+    smallest_bytes: int | None = None
+    largest_bytes: int | None = None
 
     @property
     def affine_disagrees(self) -> bool:
@@ -131,7 +133,8 @@ def crossing(a: Curve, b: Curve, seed: int, resamples: int = RESAMPLES) -> Cross
     if seen is None:
         return _unreliable("fewer than two sizes were measured in both")
     found = _decided(seen)
-    return replace(found, affine_bytes=_affine_crossing(seen))
+    ends = (_bytes(seen.log_sizes[0]), _bytes(seen.log_sizes[-1]))
+    return replace(found, affine_bytes=_affine_crossing(seen), smallest_bytes=ends[0], largest_bytes=ends[1])
 
 
 def _decided(seen: _Seen) -> Crossing:

@@ -181,6 +181,8 @@ def flipped(found: Crossing) -> Crossing:
         found.why,
         other[found.below],
         other[found.above],
+        found.smallest_bytes,
+        found.largest_bytes,
     )
 
 

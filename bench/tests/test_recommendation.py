@@ -232,6 +232,26 @@ def test_without_a_reliable_crossing_no_size_is_named():
     assert NONE_RELIABLE in table.text(made)
 
 
+def test_where_the_crossing_is_beyond_what_was_measured_often_no_size_is_named():
+    short = [
+        crossing("post:on", "tree:fsync", None, "post:on", smallest_bytes=256, largest_bytes=16384),
+        *CROSSINGS[1:],
+    ]
+    made = document(own_sizes=ONCE, crossings=short)
+    found = recommend(made)
+    assert found.answer.startswith("metadata in post, data in tree; at your sizes")
+    assert "up to 16 KiB post is the faster one; what is larger was measured too seldom" in found.cautions[0]
+    assert "post:on is faster than tree:fsync at every size measured (256 B to 16 KiB)" in table.text(made)
+
+
+def test_one_trial_ranks_only_what_is_far_apart():
+    alone = [row | {"put_p50_low_ns": None, "put_p50_high_ns": None} for row in document()["sweep"]]
+    near = own([(2048, 100_000, step % 10 == 0) for step in range(50)])
+    assert recommend(document(sweep=alone, own_sizes=near, moved_ns=0)).tied
+    far = recommend(document(sweep=alone, own_sizes=own([(2048, 64 * MIB, True)] * 3), moved_ns=0))
+    assert far.arrangement.data == "tree:fsync"
+
+
 def test_what_is_beyond_the_measured_range_is_said():
     found = recommend(document(own_sizes=own([(2048, 1 << 30, step == 0) for step in range(9)])))
     assert any("was measured up to 64 MiB; the largest value of the steps, 1 GiB" in line for line in found.cautions)

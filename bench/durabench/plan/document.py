@@ -166,6 +166,8 @@ def _crossing(one: Crossing, a: str, b: str) -> dict[str, Any]:
         "why": one.why,
         "below": side[one.below],
         "above": side[one.above],
+        "smallest_bytes": one.smallest_bytes,
+        "largest_bytes": one.largest_bytes,
         "payload": INCOMPRESSIBLE,
     }
 

@@ -162,7 +162,7 @@ def _chosen(
     moved_ns = _moved_ns(document["floor"])
     close = [one for one in left if _no_slower_for_certain(left[0], one, basis.curves, moved_ns)]
     # Speed does not decide among these: fewer systems to run, then fewer bytes written, then what was measured.
-    best = min(close, key=lambda one: (one.arrangement.backends, one.bytes, one.ns, one.name))
+    best = min(close, key=lambda one: (one.arrangement.backends, _about(one.bytes), one.ns, one.name))
     others = [one for one in left if one is not best]
     runner_up = min(others, key=lambda one: (one not in close, one.ns, one.name), default=None)
     tied = tuple(one.name for one in close if one is not best)
@@ -243,7 +243,8 @@ def _curves(document: Json) -> dict[str, list[_Point]]:
     for row in document["sweep"]:
         if row["label"] in allowed and row["payload"] == PAYLOAD and row["put_p50_ns"]:
             low, high = row["put_p50_low_ns"], row["put_p50_high_ns"]
-            half = (high - low) / 2 if low is not None and high is not None else 0.0
+            # Without an interval nobody knows the noise: a difference of less than about two is then none.
+            half = (high - low) / 2 if low is not None and high is not None else row["put_p50_ns"] / 2
             figures = (row["put_p99_ns"], row["put_max_ns"], row["puts"], row["writer_bytes_per_put"])
             found.setdefault(row["label"], []).append(_Point(row["size_bytes"], row["put_p50_ns"], half, *figures))
     return {label: sorted(points, key=lambda point: point.size_bytes) for label, points in found.items()}
@@ -419,8 +420,10 @@ def _why_lost(best: _Priced, other: _Priced, basis: _Basis, *, tied: bool) -> st
     if tied:
         if other.arrangement.backends > best.arrangement.backends:
             reason = "it takes two systems instead of one"
-        else:
+        elif _about(other.bytes) > _about(best.bytes):
             reason = f"it writes {size_text(other.bytes)} a step instead of {size_text(best.bytes)}"
+        else:
+            reason = "nothing else tells them apart: the lower median is named"
         how = f"{_ms(other.ns)} a step against {_ms(best.ns)}"
         return f"{other.name}: not told apart by speed ({how}: within the drift or the noise), and {reason}"
     return f"{other.name}: {_ms(other.ns)} a step instead of {_ms(best.ns)}{_dearest(best, other, basis)}"
@@ -433,6 +436,11 @@ def _dearest(best: _Priced, other: _Priced, basis: _Basis) -> str:
     if lost_ns <= 0:
         return ""
     return f"; a put of {size_text(size_bytes)} takes {label} {_ms(_ns(basis.curves, label, size_bytes))}"
+
+
+def _about(size_bytes: float) -> float:
+    """Two digits: who writes a per cent less has no advantage."""
+    return float(f"{size_bytes:.1e}")
 
 
 def _ms(ns: float) -> str:
@@ -477,7 +485,11 @@ def _crossing_caution(one: Arrangement, document: Json) -> list[str]:
     if one.metadata == one.data or one.above_bytes is not None:
         return []
     known = _crossing(one.metadata, one.data, document["crossings"])
-    if known is None or known["below"] is not None:
-        return []
-    both = f"{_short(one.metadata, document)} and {_short(one.data, document)}"
-    return [f"{both}: {NONE_RELIABLE}, so no size is named above which data belongs elsewhere"]
+    metadata, data = _short(one.metadata, document), _short(one.data, document)
+    if known is None or known["below"] is None:
+        return [f"{metadata} and {data}: {NONE_RELIABLE}, so no size is named above which data belongs elsewhere"]
+    if known["below"] == one.metadata and known.get("largest_bytes") is not None:
+        upto = size_text(known["largest_bytes"])
+        seldom = f"what is larger was measured too seldom to name the size above which data belongs in {data}"
+        return [f"up to {upto} {metadata} is the faster one; {seldom}"]
+    return []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from durabench.crossing import NONE_RELIABLE
 from durabench.output import PLAIN_WIDTH, OutputError, escaped, pipes
 from durabench.plan.recommend import PAYLOAD
 from durabench.plan.sizes import text as size_text
@@ -206,8 +207,16 @@ def crossing_line(one: Json) -> str:
         )
     if one["below"] is not None:
         other = one["b"] if one["below"] == one["a"] else one["a"]
-        return f"{one['below']} is faster than {other} at every size measured{check}"
-    return f"{one['a']} and {one['b']}: {one['why']}{check}"
+        return f"{one['below']} is faster than {other} at every size measured{_range(one)}{check}"
+    why = one["why"].replace(NONE_RELIABLE, f"{NONE_RELIABLE}{_range(one)}")
+    return f"{one['a']} and {one['b']}: {why}{check}"
+
+
+def _range(one: Json) -> str:
+    """The sizes that both have often enough."""
+    if one.get("largest_bytes") is None:
+        return ""
+    return f" ({size_text(one['smallest_bytes'])} to {size_text(one['largest_bytes'])})"
 
 
 def _losses(document: Json) -> list[str]:
