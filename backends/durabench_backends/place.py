@@ -99,7 +99,7 @@ def _filesystem(prefix: str, facts: Mapping[str, Fact], goal: Goal) -> Check:
     identifier = f"{prefix}.filesystem"
     fact = facts.get(identifier)
     depends = goal.survive >= Domain.MACHINE
-    name = fact.value if fact and not fact.unread else "unknown"
+    name = (fact.value if fact and not fact.unread else "") or "unknown"
     origin = fact.origin if fact else None
     move = "keep it on a local ext4, xfs or btrfs (in a container: on a volume)"
     if name == "unknown":
