@@ -9,7 +9,16 @@ from durabench_backends.contract import Check, Domain
 from durabench_backends.mounts import LAYERS, REMOTE
 from durabench_backends.redis import promises
 from durabench_backends.redis.facts import NO_FILE
-from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, EVERYSEC_S, SHIPPED, WAITAOF, fact_id
+from durabench_backends.redis.promises import (
+    AS_RUNNING,
+    AS_STARTED,
+    CHANGED,
+    EVERYSEC_S,
+    SHIPPED,
+    STARTING,
+    WAITAOF,
+    fact_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +115,10 @@ def _appendonly(look: Looked) -> Check:
         return look.not_read(name, depends=look.server, loses=loses)
     if look.values[name] == "yes":
         return look.check(name, "ok")
+    if look.values[name] == STARTING:
+        loses = "everything, when the server dies before its first log is written: the next start finds none"
+        fix = f"{look.cli} INFO persistence  # wait for aof_rewrite_in_progress:0, and ask again"
+        return look.check(name, "fail" if look.server else "warn", loses=loses, fix=fix)
     evidence = f"save points: {look.values.get('save') or 'none'}"
     if not look.server:
         return look.check(name, "ok", evidence=evidence)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from durabench_backends.contract import Fact
 from durabench_backends.mounts import mount_of
 from durabench_backends.redis import local, wire
-from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, SHIPPED, WAITAOF, fact_id
+from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, SHIPPED, STARTING, WAITAOF, fact_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,6 +60,13 @@ class Server:
         told = self.statistics.get(f"cmdstat_config|{command}", "calls=0")
         return int(told.partition("calls=")[2].partition(",")[0])
 
+    def writes_first_log(self) -> bool:
+        """Whether the log was switched on in the running server and a child still writes its first part."""
+        busy = "1" in (self.info.get("aof_rewrite_in_progress"), self.info.get("aof_rewrite_scheduled"))
+        started_so = self.count("set") == 0  # a log that was on from the start has a first part, empty
+        on = self.info.get("aof_enabled") == "1"
+        return on and busy and self.info.get("aof_base_size") == "0" and not started_so
+
     @property
     def file(self) -> str:
         """The configuration file, as the server tells it; empty for none."""
@@ -106,7 +113,9 @@ def _settings(server: Server, written: Mapping[str, Written] | None) -> Iterator
     """What decides a promise, from CONFIG GET, or from what INFO tells of it."""
     for name in SHIPPED:
         told = name.replace("-", "_")
-        if name in server.config:
+        if name == "appendonly" and server.writes_first_log():
+            yield Fact(fact_id(name), STARTING, "INFO aof_rewrite_in_progress, aof_base_size")
+        elif name in server.config:
             yield Fact(fact_id(name), server.config[name], _origin(server, name, written))
         elif name == "appendonly" and "aof_enabled" in server.info:
             yield Fact(fact_id(name), "yes" if server.info["aof_enabled"] == "1" else "no", "INFO aof_enabled")

@@ -14,7 +14,8 @@ PAGES = {
 Lost otherwise: with `appendonly no` a server that dies loses everything since its last dump; by the shipped
 save points that is up to an hour of checkpoints, and all of them where `save` is empty.
 
-Mend: `redis-cli CONFIG SET appendonly yes`, then `redis-cli CONFIG REWRITE`. Not by the file alone: a server
+Mend: `redis-cli CONFIG SET appendonly yes`, then `redis-cli CONFIG REWRITE`; it counts once the first log is
+written (INFO aof_rewrite_in_progress:0): a server that dies before comes up empty. Not by the file alone: a server
 with data that is started with `appendonly yes` for the first time loads its log, which is empty, and not its
 dump.
 

@@ -72,6 +72,8 @@ SHIPPED = {
 }
 """What decides a promise, as both engines ship it."""
 
+STARTING = "starting"
+"""Of `redis.appendonly`: it was switched on, and the first log is not written yet; a restart now finds none."""
 AS_RUNNING = "as running"
 """Of `redis.config_rewrite`: the written configuration says what runs."""
 AS_STARTED = "as started"
