@@ -142,17 +142,20 @@ def recommend(document: Json) -> Recommendation:
         return Recommendation(said, COULD_NOT_TELL if len(excluded) < len(document["candidates"]) else NOT_MET)
     priced = [_price(one, basis, document) for one in _arrangements(basis.curves, document["crossings"], basis)]
     left: list[_Priced] = []
-    out: list[Json] = []
+    out: list[tuple[_Priced, Json]] = []
     unsure: dict[str, str] = {}
     for one in sorted(priced, key=lambda each: (each.ns, each.arrangement.backends, each.name)):
         against, doubt = _against(one, basis, document)
-        out += [{"label": one.name, **against}] if against else []
+        out += [(one, against)] if against else []
         left += [] if against else [one]
         unsure |= {one.name: doubt} if doubt else {}
-    excluded += _alone(out, left)
+    by_goal = _by_goal(out, left)
     if not left:
-        reasons = "; ".join(f"{one['label']}: {one['excluded_by']} ({one['why']})" for one in excluded)
-        return Recommendation(f"nothing meets the goal: {reasons}", NOT_MET, basis.said, excluded=tuple(excluded))
+        reasons = "; ".join(f"{one['label']}: {one['excluded_by']} ({one['why']})" for one in by_goal)
+        promised = ", ".join(f"{one['label']} ({one['excluded_by']})" for one in excluded)
+        said = f"nothing meets the goal: {reasons}" + (f"; and by what they promise {promised}" if promised else "")
+        return Recommendation(said, NOT_MET, basis.said, excluded=(*by_goal, *excluded))
+    excluded = [*by_goal, *excluded]
     return _chosen(left, excluded, unsure, basis, document)
 
 
@@ -321,18 +324,19 @@ def _by_promise(one: Json) -> Json:
 def _against(one: _Priced, basis: _Basis, document: Json) -> tuple[Json | None, str | None]:
     """Which goal excludes an arrangement, and why; or what could not be told about a goal."""
     goal = document["goal"]
-    lost = next((line for label, line in _broken(document) if label in one.arrangement.labels), None)
+    lost = next((each for each in _broken(document) if each[0] in one.arrangement.labels), None)
     if lost is not None:
-        return {"excluded_by": "its promise", "why": lost}, None
+        label, why = lost
+        return {"label": label, "excluded_by": "its promise", "why": why}, None
     for candidate in document["candidates"]:
         largest = max((size for label, size in one.puts if label == candidate["label"]), default=0)
         if candidate.get("stopped_bytes") is not None and largest >= candidate["stopped_bytes"]:
-            why = f"{candidate['label']} does not take {size_text(largest)}: {candidate['stopped_why']}"
-            return {"excluded_by": "its size limit", "why": why}, None
+            why = f"it does not take {size_text(largest)}: {candidate['stopped_why']}"
+            return {"label": candidate["label"], "excluded_by": "its size limit", "why": why}, None
     most = goal["max_bytes_per_step"]
     if most is not None and one.bytes > most:
         why = f"a step writes {size_text(one.bytes)} on average"
-        return {"excluded_by": f"--max-bytes-per-step {size_text(most)}", "why": why}, None
+        return {"label": None, "excluded_by": f"--max-bytes-per-step {size_text(most)}", "why": why}, None
     return _against_p99(one, basis, goal["max_p99_ms"]) if goal["max_p99_ms"] is not None else (None, None)
 
 
@@ -343,7 +347,7 @@ def _broken(document: Json) -> Iterator[tuple[str, str]]:
             for one in (entry[layout] or {}).get("faults") or ():
                 if one["verdict"] == "broken":
                     seen = f"{one['trials_with_loss']} of {one['trials']} trials of {one['fault']}"
-                    yield entry["metadata"], f"{entry['metadata']}: broken, {seen} lost what was acknowledged"
+                    yield entry["metadata"], f"broken: {seen} lost what was acknowledged"
 
 
 def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | None, str | None]:
@@ -355,8 +359,8 @@ def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | No
         measured = point.p50_ns if point.p99_ns is None else point.p99_ns
         if measured / 1e6 > most_ms:
             which = "p50" if point.p99_ns is None else "p99"
-            why = f"{label}: the {which} of a put of {size_text(point.size_bytes)} is {_ms(measured)}"
-            return {"excluded_by": f"--max-p99 {most_ms:g}ms", "why": why}, None
+            why = f"the {which} of a put of {size_text(point.size_bytes)} is {_ms(measured)}"
+            return {"label": label, "excluded_by": f"--max-p99 {most_ms:g}ms", "why": why}, None
         if point.p99_ns is None:
             slowest = "" if point.max_ns is None else f"; the slowest of {point.puts} took {_ms(point.max_ns)}"
             doubt = (
@@ -366,14 +370,21 @@ def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | No
     return None, doubt
 
 
-def _alone(out: Sequence[Json], left: Sequence[_Priced]) -> list[Json]:
-    """Of the excluded arrangements those worth a line: the reasons of backends that are in none of what is left."""
-    used = {label for one in left for label in one.arrangement.labels}
-    seen: dict[tuple[str, str], Json] = {}
-    for one in out:
-        if not left or not any(one["why"].startswith(f"{label}") for label in used):
-            seen.setdefault((one["excluded_by"], one["why"]), one)
-    return list(seen.values())
+def _by_goal(out: Sequence[tuple[_Priced, Json]], left: Sequence[_Priced]) -> list[Json]:
+    """Which goal excludes which backend: once for each reason of its own; for bytes where no arrangement with it is
+    left.
+    """
+    own = {(against["label"], against["excluded_by"]): against for _, against in reversed(out) if against["label"]}
+    told = {label for label, _ in own} | {label for one in left for label in one.arrangement.labels}
+    found = list(own.values())[::-1]
+    rest = [(one, against) for one, against in out if not against["label"]]
+    for label in sorted({label for one, _ in rest for label in one.arrangement.labels} - told):
+        least, against = min(
+            ((one, each) for one, each in rest if label in one.arrangement.labels), key=lambda pair: pair[0].bytes
+        )
+        why = f"no arrangement with it writes less than {size_text(least.bytes)} a step on average"
+        found.append({**against, "label": label, "why": why})
+    return found
 
 
 # --- what is said ---------------------------------------------------------------------------------------------------
