@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-import traceback
 from contextlib import closing
 from pathlib import Path
 
@@ -20,21 +19,11 @@ SETTINGS = {setting.name: setting for setting in Postgres.settings}
 SECRET = "correct-horse"
 
 
-def opened(backend, namespace="data", deadline_s=30):
-    end = time.monotonic() + deadline_s
-    while True:
-        try:
-            return backend.open(namespace)
-        except NotReady:
-            assert time.monotonic() < end, "not ready by the deadline"
-            time.sleep(0.01)
-
-
 def kill(running):
     running.machine.strike(fault.load("kill-server"), 0)
 
 
-def lost_after_kill(running, puts=100):
+def lost_after_kill(running, opened, puts=100):
     """How many of so many acknowledged puts are gone once the server was killed and is up again."""
     backend = running.backend
     backend.drop("data")
@@ -103,14 +92,6 @@ def test_settings_promise_what_the_documentation_says(*, name, server_s, machine
     assert "documentation" in promise.source
 
 
-def no_stronger(weaker, promise):
-    return (
-        all(promise.may_lose_s.get(domain, float("inf")) <= seconds for domain, seconds in weaker.may_lose_s.items())
-        and (weaker.atomic or 0) <= (promise.atomic or 0)
-        and (weaker.ordered or 0) <= (promise.ordered or 0)
-    )
-
-
 VALUES = {
     "synchronous_commit": ["on", "off", "local", "remote_write", "remote_apply", "nonsense"],
     "fsync": ["on", "off"],
@@ -125,9 +106,12 @@ VALUES = {
     "server_version": ["18.6"],
 }
 
+DRAWN = st.fixed_dictionaries({name: st.sampled_from([*values[:1] * 6, *values]) for name, values in VALUES.items()})
+"""The first of each is drawn most often: where several are bad, one that is missing changes nothing."""
 
-@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in VALUES.items()}), st.data())
-def test_missing_facts_never_strengthen_the_promise(values, data):
+
+@given(values=DRAWN, data=st.data())
+def test_missing_facts_never_strengthen_the_promise(no_stronger, values, data):
     facts = [Fact(f"postgres.{name}", value, "drawn") for name, value in values.items()]
     kept = data.draw(st.lists(st.sampled_from(facts), unique=True))
     whole = Postgres.promise(facts)
@@ -135,7 +119,7 @@ def test_missing_facts_never_strengthen_the_promise(values, data):
     assert Postgres.promise(iter(reversed(facts))) == whole
 
 
-def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that_lets_it(running):
+def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that_lets_it(running, opened):
     running.look()
     assert running.promise == SETTINGS[running.target.setting].promise
     facts = {fact.id: fact for fact in running.facts}
@@ -146,9 +130,9 @@ def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that
     assert "schema durabench" in tables.origin
     if running.target.setting == "off":
         # The WAL writer may have flushed right before the kill, so a single round could find nothing lost.
-        assert any(lost_after_kill(running) for _ in range(5))
+        assert any(lost_after_kill(running, opened) for _ in range(5))
     else:
-        assert lost_after_kill(running) == (100 if running.target.setting == "unlogged" else 0)
+        assert lost_after_kill(running, opened) == (100 if running.target.setting == "unlogged" else 0)
 
 
 def test_facts_name_who_set_them(fresh):
@@ -174,7 +158,7 @@ def test_a_table_that_is_not_what_was_asked_for_changes_the_promise(fresh):
     assert Postgres.promise(fresh.backend.inspect()).tier == "T0"
 
 
-def test_a_restarted_server_is_told_apart_and_a_dead_one_is_not_ready(fresh):
+def test_a_restarted_server_is_told_apart_and_a_dead_one_is_not_ready(fresh, opened):
     backend = fresh.backend
     before = backend.identity()
     assert backend.identity() == before
@@ -189,7 +173,7 @@ def test_a_restarted_server_is_told_apart_and_a_dead_one_is_not_ready(fresh):
     assert backend.identity() != before
 
 
-def test_nothing_is_left_in_shared_memory(fresh):
+def test_nothing_is_left_in_shared_memory(fresh, opened):
     process, before_kill = postmaster(fresh)
     assert "/dev/shm/PostgreSQL" not in Path(f"/proc/{process}/maps").read_text()
     assert before_kill in segments()
@@ -271,16 +255,7 @@ def test_somebodys_server_is_used_through_its_url(default):
     assert SECRET not in f"{backend!r} {vars(store)!r} {facts}"
 
 
-def said(attempt, kind):
-    """All that a person could see of a failure: its words and its traceback, contexts included."""
-    with pytest.raises(kind) as caught:
-        attempt()
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
-    return "".join(traceback.format_exception(caught.value)) + repr(caught.value)
-
-
-def test_a_password_is_never_shown(default):
+def test_a_password_is_never_shown(default, said):
     port = default.machine.port("store/postgres")
     free = default.machine.port("nobody-listens")
     assert SECRET not in said(lambda: Postgres.from_url(f"postgresql://u:{SECRET}@h:{SECRET}/d"), ValueError)

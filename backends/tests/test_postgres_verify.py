@@ -657,8 +657,10 @@ ORIGINS = [
 
 
 @given(
-    values=st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in VALUES.items()}),
-    hidden=st.sets(st.sampled_from(list(VALUES))),
+    values=st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from([*values[:1] * 6, *values]) for name, values in VALUES.items()}
+    ),
+    hidden=st.sets(st.sampled_from(list(VALUES)), max_size=2),
     origin=st.sampled_from(ORIGINS),
     survive=st.sampled_from([Domain.CLIENT, Domain.SERVER, Domain.MACHINE, Domain.DRIVE]),
     max_loss_s=st.sampled_from([0.0, 0.5, 0.6, 60.0]),

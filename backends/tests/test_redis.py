@@ -4,8 +4,6 @@ import os
 import signal
 import socketserver
 import threading
-import time
-import traceback
 from contextlib import closing, contextmanager
 from functools import partial
 
@@ -25,16 +23,6 @@ SECRET = "correct-horse"
 
 def setting_of(engine, name):
     return next(setting for setting in CLASSES[engine].settings if setting.name == name)
-
-
-def opened(backend, namespace="data", deadline_s=30):
-    end = time.monotonic() + deadline_s
-    while True:
-        try:
-            return backend.open(namespace)
-        except NotReady:
-            assert time.monotonic() < end, "not ready by the deadline"
-            time.sleep(0.01)
 
 
 def kill(running):
@@ -97,18 +85,10 @@ def test_settings_promise_what_the_documentation_says(*, engine, name, server_s,
     assert promise.source.startswith(f"{engine.title()} documentation")
 
 
-def no_stronger(weaker, promise):
-    return (
-        all(promise.may_lose_s.get(domain, float("inf")) <= seconds for domain, seconds in weaker.may_lose_s.items())
-        and (weaker.atomic or 0) <= (promise.atomic or 0)
-        and (weaker.ordered or 0) <= (promise.ordered or 0)
-    )
-
-
 VALUES = {
     "appendonly": ["yes", "no"],
     "appendfsync": ["always", "everysec", "no", "nonsense"],
-    "no_appendfsync_on_rewrite": ["yes", "no"],
+    "no_appendfsync_on_rewrite": ["no", "yes"],
     "save": ["", "3600 1"],
     "maxmemory": ["0", "1000000"],
     "maxmemory_policy": ["noeviction", "allkeys-lru", "volatile-ttl"],
@@ -120,14 +100,17 @@ VALUES = {
     "mount_options": ["rw", "rw,nobarrier"],
 }
 
+DRAWN = st.fixed_dictionaries({name: st.sampled_from([*values[:1] * 6, *values]) for name, values in VALUES.items()})
+"""The first of each is drawn most often: where several are bad, one that is missing changes nothing."""
 
-@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in VALUES.items()}), st.data())
-def test_missing_facts_never_strengthen_the_promise(values, data):
+
+@given(values=DRAWN, data=st.data())
+def test_missing_facts_never_strengthen_the_promise(no_stronger, values, data):
     # Without its options a mount is judged by its file system alone, and both are always told together.
     facts = [Fact(f"redis.{name}", value, "drawn") for name, value in values.items()]
     kept = data.draw(st.lists(st.sampled_from(facts), unique=True))
     if any(fact.id == "redis.filesystem" for fact in kept):
-        kept = [*(fact for fact in kept if fact.id != "redis.mount_options"), facts[-1]]
+        kept += [fact for fact in facts if fact.id == "redis.mount_options" and fact not in kept]
     whole = Valkey.promise(facts)
     assert no_stronger(Valkey.promise(kept), whole)
     assert Valkey.promise(iter(reversed(facts))) == whole
@@ -135,7 +118,9 @@ def test_missing_facts_never_strengthen_the_promise(values, data):
 
 @pytest.mark.parametrize("engine", CLASSES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that_lets_it(engine, name, tmp_path):
+def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that_lets_it(
+    engine, name, tmp_path, opened
+):
     setting = setting_of(engine, name)
     puts = 3 if name == "waitaof" else 100
     with service.running(engine, name, tmp_path / "run") as running:
@@ -162,7 +147,7 @@ def test_a_server_promises_what_its_setting_does_and_a_kill_loses_only_what_that
 
 
 @pytest.mark.parametrize("engine", CLASSES)
-def test_save_points_keep_everything_over_an_orderly_stop(engine, tmp_path):
+def test_save_points_keep_everything_over_an_orderly_stop(engine, tmp_path, opened):
     with service.running(engine, "rdb", tmp_path / "run") as running:
         with closing(running.backend.open("data")) as store:
             store.put("a", b"1")
@@ -283,16 +268,7 @@ def test_somebodys_server_is_used_through_its_url(shared):
     assert SECRET not in f"{backend!r} {store!r} {vars(store)!r} {facts}"
 
 
-def said(attempt, kind):
-    """All that a person could see of a failure: its words and its traceback, contexts included."""
-    with pytest.raises(kind) as caught:
-        attempt()
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
-    return "".join(traceback.format_exception(caught.value)) + repr(caught.value)
-
-
-def test_a_password_is_never_shown(shared):
+def test_a_password_is_never_shown(shared, said):
     engine, port, free = shared.target.backend, port_of(shared), shared.machine.port("nobody-listens")
     for url in (
         f"h:{SECRET}/0",

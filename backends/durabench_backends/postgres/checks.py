@@ -217,7 +217,10 @@ def _place(view: View) -> list[Check]:
     mount = view.facts.get("filesystem")
     if mount is not None and mount.unread:
         return [view.blind(name, None) for name in MOUNT_FACTS]
-    return place.checks("postgres", {fact.id: fact for fact in view.facts.values()}, view.goal, flushes=True)
+    facts = {fact.id: fact for fact in view.facts.values()}
+    if view.value("mount_options") is None:
+        facts.pop("postgres.filesystem", None)  # a mount is judged by both or not at all
+    return place.checks("postgres", facts, view.goal, flushes=True)
 
 
 def _wal_writer_delay(view: View) -> Check:

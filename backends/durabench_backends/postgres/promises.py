@@ -69,10 +69,11 @@ def promise(facts: Iterable[Fact]) -> Promise:
     if window_s is not None:
         may_lose_s |= {domain: window_s for domain in Domain if Domain.SERVER <= domain <= reach}
     found = Promise(may_lose_s, reach, reach, source)
-    mount = given.get("postgres.filesystem")
+    mount, options = given.get("postgres.filesystem"), given.get("postgres.mount_options")
     if mount is not None and mount.unread:
         return found
-    return on_mount(found, "postgres", {name: fact.value for name, fact in given.items()})
+    told = options is not None and not options.unread  # a mount is judged by both or not at all
+    return on_mount(found, "postgres", {name: fact.value for name, fact in given.items()} if told else {})
 
 
 def _reach(known: Mapping[str, str], source: str) -> tuple[Domain, str]:
