@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from durabench_backends.contract import Command, Limit, NotReady, Refused
 from durabench_backends.files import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from durabench_backends.contract import Fact, Store
 
@@ -169,3 +170,28 @@ class Bounded(Files):
     """Files with a documented limit of 8 KiB."""
 
     limit = Limit(8192, "the owner's manual")
+
+
+class Steady(Files):
+    """Files whose puts take 4 ms, whatever their size."""
+
+    def open(self, namespace: str) -> Store:
+        return _slowed(super().open(namespace), lambda value: 0.004)
+
+
+class Growing(Files):
+    """Files whose puts take 0.1 µs a byte."""
+
+    def open(self, namespace: str) -> Store:
+        return _slowed(super().open(namespace), lambda value: len(value) * 1e-7)
+
+
+def _slowed(store: Store, by_s: Callable[[bytes], float]) -> Store:
+    put = store.put
+
+    def slow(key: str, value: bytes) -> None:
+        time.sleep(by_s(value))
+        put(key, value)
+
+    store.put = slow  # type: ignore[method-assign]
+    return store

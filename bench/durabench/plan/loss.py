@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from durabench import campaign, judgement, schedule
 from durabench import fault as faults
 from durabench.trial import Outcome, TrialPlan
+from durabench.workload import DATA_BYTES, METADATA_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = {"whole": "whole", "split": "agent"}
 """Layout → the workload that writes in it."""
+LARGEST_BYTES = METADATA_BYTES + DATA_BYTES
 FAULTS = ("kill-client", "kill-server")
 LEAVE_S = 10.0
 
@@ -79,7 +81,7 @@ class Losses:
         done = 0
         try:
             while not all(future.done() for future in futures) or not self._mail.empty():
-                if self.ledger.left_s() < 0 and not self.stop.is_set():
+                if self.ledger.left_s() < 0 and done < len(some) and not self.stop.is_set():
                     self.stop.set()
                     self._trouble(f"{len(some) - done} of {len(some)} fault trials were left out, for time")
                 for mail in self._letters():
