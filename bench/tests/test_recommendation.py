@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from durabench import cli, results
 from durabench.crossing import NONE_RELIABLE
 from durabench.plan import table
 from durabench.plan.recommend import COULD_NOT_TELL, NOT_MET, OK, recommend
@@ -445,3 +446,27 @@ def test_the_recommendation_is_json():
     again = json.loads(json.dumps(made["recommendation"], allow_nan=False))
     assert again["arrangement"] == {"metadata": "post:on", "data": "tree:fsync", "whole": False, "above_bytes": AT}
     assert isinstance(again["excluded"], list)
+
+
+def test_a_plan_that_was_recorded_is_reported_again(tmp_path, capsys, monkeypatch):
+    folder = results.Folder.create_at(tmp_path / "plan")
+    content = {"profile": "plan", "seed": 1, "plan": [], "cells": [], "targets": {}, "promises": {}, "versions": {}}
+    folder.begin(
+        content | {"machine": {"id": "0123abcd"}, "commit": None, "command": [], "asked": {}, "directory": None}
+    )
+    made = document(own_sizes=ONCE)
+    folder.write_plan(made)
+    folder.finish(0, doubts=[])
+
+    def told(*words):
+        monkeypatch.setattr("sys.argv", ["durabench", "report", str(folder.path), *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    assert told().startswith(made["recommendation"]["answer"])
+    assert json.loads(told("--format", "json"))["plans"][0]["recommendation"] == made["recommendation"]
+    assert told("--format", "markdown").startswith(f"**{made['recommendation']['answer']}**")
+    assert told("--format", f"csv={tmp_path / 'plan.csv'}") == ""
+    assert (tmp_path / "plan.csv").read_text().startswith("label,")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from durabench.cli.options import DirOption, ExpectOption, FormatOption
 from durabench.cli.screen import COULD_NOT_TELL, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from durabench.output import Output
 
 
 def report(
@@ -49,7 +54,40 @@ def report(
         from durabench.report import charts as drawings
 
         drawings.draw(document, folders, charts)
-    reports.write(document, outputs)
+    plans = [plan for folder in folders if (plan := folder.plan_document) is not None]
+    if plans:
+        _with_plans(plans, document, outputs, alone=len(plans) == len(folders))
+    else:
+        reports.write(document, outputs)
+
+
+def _with_plans(
+    plans: Sequence[dict[str, Any]], document: dict[str, Any], outputs: Sequence[Output], *, alone: bool
+) -> None:
+    """Plans as `plan` showed them, each in its words, then the runs; ``alone``: there are none. JSON has both."""
+    from durabench import output
+    from durabench import report as reports
+    from durabench.plan import table
+    from durabench.redact import redact_all
+
+    shown = [redact_all(plan) for plan in plans]
+    for one in outputs:
+        if one.form == "json":
+            reports.write({**document, "plans": shown}, [one])
+        elif one.form == "csv" and not alone:
+            reports.write(document, [one])  # a file has one heading
+        elif one.form == "table" and one.path is None:
+            for plan in shown:
+                table.show(plan, output.screen())
+            if not alone:
+                reports.write(document, [one])
+        else:
+            said = "\n".join(table.render(plan, one.form) for plan in shown)
+            said = said if alone else f"{said}\n{reports.render(document, one.form)}"
+            if one.path is None:
+                sys.stdout.write(said)
+            else:
+                output.replace_file(one.path, said)
 
 
 def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
