@@ -62,7 +62,7 @@ def _write_cache(backend: str, mount: Mount) -> Fact:
 
 def on_mount(promise: Promise, backend: str, facts: Mapping[str, str]) -> Promise:
     """``promise`` as far as the mount in ``facts`` can keep it; an unknown file system keeps no more than memory."""
-    filesystem = facts.get(f"{backend}.filesystem") or "unknown"  # empty: unread
+    filesystem = facts.get(f"{backend}.filesystem", "unknown")
     options = set(facts.get(f"{backend}.mount_options", "").split(","))
     if filesystem in MEMORY | {"unknown"} or options & WITHOUT_SYNC:
         return _up_to(promise, Domain.SERVER, f"{filesystem} keeps nothing without the machine")

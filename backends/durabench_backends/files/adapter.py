@@ -125,7 +125,7 @@ class Files:
 
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:
-        values = {fact.id: fact.value for fact in facts}
+        values = {fact.id: fact.value for fact in facts if fact.value}  # what could not be read is as if not there
         return on_mount(WATCHED.get(values.get("files.write", ""), UNKNOWN), "files", values)
 
     @staticmethod

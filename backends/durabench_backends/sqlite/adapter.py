@@ -204,7 +204,7 @@ class Sqlite:
 
     @staticmethod
     def promise(facts: Iterable[Fact]) -> Promise:
-        values = {fact.id: fact.value for fact in facts}
+        values = {fact.id: fact.value for fact in facts if fact.value}  # what could not be read is as if not there
         promise = promised(values.get("sqlite.journal_mode", ""), values.get("sqlite.synchronous", ""))
         return on_mount(promise, "sqlite", values)
 
