@@ -90,17 +90,20 @@ def _with_plans(
                 output.replace_file(one.path, said)
 
 
-def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Judge every trial again from its stored history; runs nothing. Exit 1 if one is broken, else 3 if a judgement
-    differs from the recorded one or has no history any more.
+def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: ExpectOption = None) -> None:
+    """Judge every trial again from its stored history; runs nothing. Exit 1 if one is broken and not a known
+    finding, else 3 if a judgement differs from the recorded one or has no history any more.
     """
     from durabench import run as running
+    from durabench.report import load_expectations
     from durabench.results import Folder
 
+    known = {(one.setting, one.fault) for one in load_expectations(expect)}
     every = running.judge_again(Folder.open(directory))
     pairs = [(was, now) for was, now in every if now is not None]
     gone = list(dict.fromkeys(Folder.history_name(was) for was, now in every if now is None))
-    broken = sum(now["verdict"] == "broken" and now["control"] is None for _, now in pairs)
+    broken = [now for _, now in pairs if now["verdict"] == "broken" and now["control"] is None]
+    new = [now for now in broken if (f"{now['backend']}:{now['setting']}", now["fault"]) not in known]
     different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
     for was, now in different:
         print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
@@ -109,8 +112,9 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
         print(f"gone or torn: {shown}: cannot be judged again")
     if not every:
         print("no trial of this run ended: there is nothing to judge")
-    print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {broken} broken")
-    sys.exit(1 if broken else COULD_NOT_TELL if different or gone or not every else 0)
+    expected = f", {len(broken) - len(new)} of them expected" if len(new) < len(broken) else ""
+    print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {len(broken)} broken{expected}")
+    sys.exit(1 if new else COULD_NOT_TELL if different or gone or not every else 0)
 
 
 def replay(
