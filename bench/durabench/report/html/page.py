@@ -172,16 +172,20 @@ def _warnings(document: Json) -> list[str]:
         name = run["name"]
         found += [f"{name} is not finished: what has no trial yet is shown as not run."] if not run["finished"] else []
         found += [f"{name} recorded no trial."] if not run["trials"] else []
-        found += [f"{run['dropped']:,} torn rows of {name} were dropped."] if run["dropped"] else []
-        found += [f"{run['repeated']:,} repeated rows of {name} were left out."] if run["repeated"] else []
+        found += [f"{_many(run['dropped'], 'torn row')} of {name} dropped."] if run["dropped"] else []
+        found += [f"{_many(run['repeated'], 'repeated row')} of {name} left out."] if run["repeated"] else []
         if run["without_history"]:
-            what = f"The histories of {run['without_history']:,} trials of {name} are missing"
-            found.append(f"{what}: their verdicts stand as recorded and cannot be judged again.")
+            what = f"{_many(run['without_history'], 'trial')} of {name} without a history"
+            found.append(f"{what}: the verdict stands as recorded and cannot be judged again.")
         if run["recordings_not_kept"]:
-            what = f"{run['recordings_not_kept']:,} losing recordings of {name} were not kept"
-            found.append(f"{what}: their crash states cannot be rebuilt.")
+            what = f"{_many(run['recordings_not_kept'], 'losing recording')} of {name} not kept"
+            found.append(f"{what}: crash states of it cannot be rebuilt.")
         found += [f"{name}: {doubt}" for doubt in run["doubts"]]
     return found
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _grids(document: Json, settings: Sequence[Json], material: Material) -> list[tuple[Grid, list[int], list[int]]]:
