@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from durabench_backends import locate
 from durabench_backends.contract import Command, Fact, Limit, NotReady, Promise, Refused, Setting
 from durabench_backends.embedded import mount_facts
-from durabench_backends.postgres import facts, local, promises, sizes
+from durabench_backends.postgres import promises
 from durabench_backends.postgres.pages import PAGES, PROBES
 from durabench_backends.postgres.promises import UNLOGGED
 from durabench_backends.postgres.session import INSPECT_TIMEOUT_S, Session, connect, went_away
@@ -129,8 +129,10 @@ class Postgres:
 
     def sizes_bytes(self, within: str) -> Iterable[int]:
         """Of the rows of the table ``within``."""
+        from durabench_backends.postgres.sizes import sizes_bytes
+
         with self._session() as session:
-            yield from sizes.sizes_bytes(session, within)
+            yield from sizes_bytes(session, within)
 
     def identity(self) -> str:
         """The postmaster's start, in microseconds, and its checkpointer's process, which is new after any recovery."""
@@ -143,6 +145,8 @@ class Postgres:
 
     def inspect(self) -> Iterable[Fact]:
         """The settings that this login's sessions get, with who set each, and what else its commits rest on."""
+        from durabench_backends.postgres import facts
+
         with self._session(INSPECT_TIMEOUT_S) as session:
             if self._data is None:
                 return facts.of_somebody(session, lambda: self._session(INSPECT_TIMEOUT_S))
@@ -169,6 +173,8 @@ class Postgres:
 
     def writer_pids(self) -> Sequence[int]:
         """The server's main process, whose children flush, where it is certain that it runs on this machine."""
+        from durabench_backends.postgres import local
+
         with self._session(INSPECT_TIMEOUT_S) as session:
             main = local.postmaster(session)
         return () if main is None else (main,)

@@ -144,7 +144,7 @@ def _synchronous_commit(view: View) -> Check:
     name = "synchronous_commit"
     value = view.value(name)
     if value is None:
-        return view.blind(name, Domain.SERVER)
+        return view.blind(name, None if view.window_fits else Domain.SERVER)  # the worst it can be is off
     if view.synchronous:
         return view.made(name, "ok", evidence=_meaning_with_standbys(view, value))
     window = "3 × wal_writer_delay" if view.window_s is None else f"{view.window_s:g} s (3 × wal_writer_delay)"
@@ -234,7 +234,8 @@ def _wal_writer_delay(view: View) -> Check:
         return view.made(name, "ok", evidence=window)
     delay_ms = int(view.goal.max_loss_s * 1000 / 3)
     fix = f"ALTER SYSTEM SET wal_writer_delay = '{delay_ms}ms'; {RELOAD}" if delay_ms else None
-    loses = f"{view.goal.max_loss_s:g} s are allowed, three times this delay is {view.window_s:g} s"
+    three = "not known" if view.window_s is None else f"{view.window_s:g} s"
+    loses = f"{view.goal.max_loss_s:g} s are allowed, three times this delay is {three}"
     return view.made(name, "fail", loses, fix, window)
 
 

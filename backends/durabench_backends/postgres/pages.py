@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from durabench_backends import place
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WAL_FLUSH = "postgres.wal_flush"
 COMMIT_LATENCY = "postgres.commit_latency"
 PROBES = (WAL_FLUSH, COMMIT_LATENCY)
-BELOW = ("postgres.mount_options", "postgres.write_cache")
-"""Checks that are the same for every store on a disk of this machine."""
 
 
 def _page(what: str, lost: str, mend: str, source: str) -> str:
@@ -24,7 +20,6 @@ def _page(what: str, lost: str, mend: str, source: str) -> str:
 
 
 PAGES: Mapping[str, str] = {
-    **{name: page for name, page in place.pages("postgres", "").items() if name in BELOW},
     "postgres.server_version": _page(
         "Whether the server is PostgreSQL at all. Others speak its protocol or are made from it, and show its settings "
         "without doing what they say: CockroachDB, YugabyteDB, Redshift, Greenplum.",
@@ -107,6 +102,21 @@ PAGES: Mapping[str, str] = {
         "put the data directory on a local file system with barriers, or on a volume. To let this login ask: GRANT "
         "pg_read_all_settings TO app.",
         "28.1 Reliability; 18.2.2.1 NFS; ext4(5) and proc(5) of Linux.",
+    ),
+    "postgres.mount_options": _page(
+        "Mount options below the data directory, or below its log, that change what a flush does; seen from the "
+        "server's own machine only.",
+        "with nobarrier or barrier=0: what the drive's cache held when its power failed. With volatile (overlay): "
+        "everything since the mount. With soft (nfs): a write that timed out is dropped.",
+        "mount -o remount,barrier=1 and the like, and the same in /etc/fstab; nfs: mount it hard.",
+        "28.1 Reliability; 18.2.2.1 NFS; ext4.rst and overlayfs.rst (Volatile mount) of the Linux kernel; nfs(5).",
+    ),
+    "postgres.write_cache": _page(
+        "Whether the kernel sends flushes to the disk below the data directory. write back: it does. write through: "
+        "it does not, because the disk said that it has no volatile cache; seen from the server's own machine only.",
+        "with write through on a virtual disk whose host caches in memory: what that cache held when the host dies.",
+        "let the hypervisor offer flushes: Firecracker cache_type Writeback, QEMU cache=writeback or none, not unsafe.",
+        "28.1 Reliability; block/writeback_cache_control.rst of the Linux kernel.",
     ),
     "postgres.wal_writer_delay": _page(
         "How often the WAL writer flushes what asynchronous commits left behind. It matters only where "

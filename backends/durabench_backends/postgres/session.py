@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import select
-import socket
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -227,6 +225,9 @@ class Session:
     @property
     def from_here(self) -> bool:
         """Whether the other end of the connection has an address of this machine."""
+        import ipaddress
+        import socket
+
         with socket.socket(fileno=os.dup(self._pgconn.socket)) as copy:
             if copy.family == socket.AF_UNIX:
                 return True
