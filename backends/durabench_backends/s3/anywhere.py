@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from durabench_backends.s3.client import S3Store
 
-ASK_S = 4.0
+ASK_S = 5.0
 """Longest wait for an answer that is only looked at."""
 FORM = "s3://bucket/prefix?endpoint_url=https://host:port"
 PARAMETERS = {"endpoint_url": "endpoint_url", "region": "region_name"}
@@ -154,7 +154,7 @@ class S3:
         del goal  # none of this decides what is lost
         facts = tuple(self.inspect())
         with told(self._asked.where):
-            return probe.probe(self._asked, self._asked.with_defaults, facts)
+            return probe.probe(self._bucket, self._bucket.with_defaults, facts)
 
     def writer_pids(self) -> Sequence[int]:
         """None: a service does not tell which of its processes writes."""
