@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from durabench import cli, floor, meter, results
 from durabench.plan import document, loss, planning, sizes, split, trace
 from durabench.plan.accounting import drop_from_cache, written_bytes, written_since
-from durabench.row import PLAN
+from durabench.row import PLAN, as_markdown
 from durabench_backends.contract import DATA, METADATA
 
 HERE = Path(__file__).parent
@@ -233,6 +233,18 @@ def test_the_recommendation_comes_first_and_the_curve_is_drawn(planned):
     assert (top / "out" / "latency-by-size.svg").read_text().lstrip().startswith("<")
     assert (top / "out" / "latency-by-size.png").stat().st_size
     assert len((top / "csv").read_text().splitlines()) == 1 + len(plan["sweep"])
+
+
+def test_every_member_is_documented(planned):
+    plan, _ = planned
+    text = (HERE.parents[1] / "results" / "README.md").read_text()
+    section = text[text.index("## Plans") : text.index("## Comparisons")]
+    assert as_markdown(PLAN) in section
+    split_entry = next(one for one in plan["split"] if one["put_many"])
+    members = {*plan, *plan["candidates"][0], *plan["sweep"][0], *split_entry, *split_entry["ratios"]}
+    members |= {*split_entry["whole"], *split_entry["whole"]["unchanged"], *plan["own_sizes"]}
+    members -= {"results", "machine", "seed"}
+    assert [name for name in sorted(members) if f"`{name}`" not in section] == []
 
 
 def test_nothing_is_left_on_the_disk_under_test(planned):

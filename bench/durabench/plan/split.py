@@ -137,8 +137,7 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
             place.reload(orders, wrote, last)
         # A rewrite of the largest would take longer than all the rest.
         spared = _somebodys(replay) or steps.payload_bytes(len(steps.steps)) > COMPACTED_BYTES
-        how = None if spared else place.compact()
-        compacted = None if how is None else place.size_bytes() - empty
+        how, saved = (None, 0) if spared else place.compact(orders)
     finally:
         place.close()
     return {
@@ -146,7 +145,7 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
         "at_rest_bytes": full,
         "share_half_bytes": sizes.get(len(steps.steps) // 2),
         "share_bytes": sizes.get(len(steps.steps)),
-        "compacted_bytes": compacted,
+        "compacted_bytes": None if how is None else full - saved,
         "compacted_how": how,
     }
 

@@ -6,6 +6,7 @@ its mind changes it for all of them. What is at rest is counted apart, on fresh 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ PUTS_BYTES = 16 << 20
 """Payload of one trial, unless a single value is larger."""
 COST_BYTES = 4 << 20
 COST_PUTS = 64
+LARGE_BYTES = 8 << 20
+"""From here on one value at a time: with two, memory is what runs short."""
 FLOOR_EVERY_S = 8.0
 FEWEST_SIZES = 4
 COARSE, FINE = "coarse", "fine"
@@ -73,6 +76,7 @@ class Sweep:
     """What a trial of that candidate and size took last."""
     _floor_at: float = float("-inf")
     _trial: int = 0
+    _one_large: threading.Lock = field(default_factory=threading.Lock)
 
     # --- what is at rest
 
@@ -92,9 +96,15 @@ class Sweep:
 
     def _cost(self, visit: Visit, until: float) -> str | None:
         """One count; None where its time is over."""
-        began = time.monotonic()
-        if began > until:
+        if time.monotonic() > until:
             return None
+        if visit.size_bytes < LARGE_BYTES:
+            return self._count(visit)
+        with self._one_large:
+            return self._count(visit)
+
+    def _count(self, visit: Visit) -> str:
+        began = time.monotonic()
         target = visit.candidate.target
         size = visit.size_bytes
         puts = max(1, min(COST_PUTS, COST_BYTES // size))
@@ -109,10 +119,10 @@ class Sweep:
             place = Place.set_up(self.ledger.ground, self.ledger.device, {DATA: target})
             try:
                 empty = place.size_bytes()
-                wrote = place.write(place.orders("cost"), steps)
+                orders = place.orders("cost")
+                wrote = place.write(orders, steps)
                 full = place.size_bytes()
-                how = None if target.url else place.compact()
-                after = None if how is None else place.size_bytes() - empty
+                how, saved = (None, 0) if target.url else place.compact(orders)
             finally:
                 place.close()
         except (HarnessError, OSError) as error:
@@ -127,7 +137,7 @@ class Sweep:
             payload_bytes=done * size,
             writer_bytes=wrote.writer_bytes,
             at_rest_bytes=full - empty if done else None,
-            compacted_bytes=after if done else None,
+            compacted_bytes=full - empty - saved if done and how is not None else None,
             compacted_how=how,
             refused=wrote.refused,
             duration_s=time.monotonic() - began,
