@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durabench import cli, floor, meter, results
+from durabench.cli.options import seconds
 from durabench.plan import document, loss, planning, sizes, split, trace
 from durabench.plan.accounting import drop_from_cache, written_bytes, written_since
 from durabench.row import PLAN, as_markdown
@@ -289,6 +290,19 @@ def test_sizes_that_cannot_be_parsed_are_a_usage_error(tmp_path, typed, asked):
     status, out, err = typed("plan", f"--sizes={asked}", "--dir", tmp_path)
     assert (status, out) == (2, "")
     assert err.startswith("durabench: ")
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [("--max-p99", "20 parsecs"), ("--max-loss", "-1s"), ("--max-bytes-per-step", "much"), ("--survive", "me")],
+)
+def test_a_goal_that_cannot_be_read_is_a_usage_error(tmp_path, typed, option, value):
+    status, out, _ = typed("plan", f"{option}={value}", "--dir", tmp_path)
+    assert (status, out) == (2, "")
+
+
+def test_times_have_units():
+    assert [seconds(text) for text in ("20ms", "2s", "1.5m", "1h", "3")] == [0.02, 2.0, 90.0, 3600.0, 3.0]
 
 
 def test_a_goal_that_nothing_meets_names_what_excludes_each(tmp_path, typed):

@@ -17,21 +17,27 @@ FormatOption = Annotated[
     ),
 ]
 ExpectOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings (default: the project's own).")]
+SurviveOption = Annotated[
+    str, typer.Option(metavar="client|server|machine|drive", help="What may die; `power` is `drive`.")
+]
+MaxLossOption = Annotated[
+    str, typer.Option(metavar="TIME", help="How much of what was acknowledged may then be lost: 0, or 2s.")
+]
 Names = list[str]
 
 
 def seconds(text: str) -> float:
-    """``150s``, ``10m``, ``1h`` or plain seconds. UsageError otherwise."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    """``20ms``, ``150s``, ``10m``, ``1h`` or plain seconds. UsageError otherwise."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    unit = next((unit for unit in units if text.endswith(unit)), "")
     try:
-        found = float(number) * unit
+        found = float(text.removesuffix(unit)) * units.get(unit, 1.0)
     except ValueError:
         found = -1.0
     if not 0 <= found < float("inf"):
         from durabench.schedule import UsageError
 
-        message = f"{text!r} is no time; write 150s, 10m or 1h"
+        message = f"{text!r} is no time; write 20ms, 150s, 10m or 1h"
         raise UsageError(message)
     return found
 
