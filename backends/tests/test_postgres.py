@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 from hypothesis import given
@@ -111,6 +112,7 @@ DRAWN = st.fixed_dictionaries({name: st.sampled_from([*values[:1] * 6, *values])
 
 
 @given(values=DRAWN, data=st.data())
+@hypothesis.settings(deadline=None)
 def test_missing_facts_never_strengthen_the_promise(no_stronger, values, data):
     facts = [Fact(f"postgres.{name}", value, "drawn") for name, value in values.items()]
     kept = data.draw(st.lists(st.sampled_from(facts), unique=True))

@@ -7,6 +7,7 @@ import threading
 from contextlib import closing, contextmanager
 from functools import partial
 
+import hypothesis
 import pytest
 import redis as client
 from hypothesis import given
@@ -105,6 +106,7 @@ DRAWN = st.fixed_dictionaries({name: st.sampled_from([*values[:1] * 6, *values])
 
 
 @given(values=DRAWN, data=st.data())
+@hypothesis.settings(deadline=None)
 def test_missing_facts_never_strengthen_the_promise(no_stronger, values, data):
     # Without its options a mount is judged by its file system alone, and both are always told together.
     facts = [Fact(f"redis.{name}", value, "drawn") for name, value in values.items()]

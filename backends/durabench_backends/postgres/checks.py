@@ -229,13 +229,14 @@ def _wal_writer_delay(view: View) -> Check:
         return view.blind(name, None)
     if view.synchronous:
         return view.made(name, "ok", evidence="commits do not wait for the WAL writer: synchronous_commit is not off")
-    window = f"an asynchronous commit may be lost for {view.window_s:g} s" if view.window_s is not None else None
+    if view.window_s is None:
+        return view.made(name, "skip", evidence="this is no duration that PostgreSQL writes")
+    window = f"an asynchronous commit may be lost for {view.window_s:g} s"
     if view.goal.survive < Domain.SERVER or view.window_fits or not view.goal.max_loss_s:
         return view.made(name, "ok", evidence=window)
     delay_ms = int(view.goal.max_loss_s * 1000 / 3)
     fix = f"ALTER SYSTEM SET wal_writer_delay = '{delay_ms}ms'; {RELOAD}" if delay_ms else None
-    three = "not known" if view.window_s is None else f"{view.window_s:g} s"
-    loses = f"{view.goal.max_loss_s:g} s are allowed, three times this delay is {three}"
+    loses = f"{view.goal.max_loss_s:g} s are allowed, three times this delay is {view.window_s:g} s"
     return view.made(name, "fail", loses, fix, window)
 
 

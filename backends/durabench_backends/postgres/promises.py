@@ -72,8 +72,8 @@ def promise(facts: Iterable[Fact]) -> Promise:
     mount, options = given.get("postgres.filesystem"), given.get("postgres.mount_options")
     if mount is not None and mount.unread:
         return found
-    told = options is not None and not options.unread  # a mount is judged by both or not at all
-    return on_mount(found, "postgres", {name: fact.value for name, fact in given.items()} if told else {})
+    both = options is not None and not options.unread  # a mount is judged by both or not at all
+    return on_mount(found, "postgres", {name: fact.value for name, fact in given.items() if fact.value and both})
 
 
 def _reach(known: Mapping[str, str], source: str) -> tuple[Domain, str]:
