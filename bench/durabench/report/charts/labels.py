@@ -66,7 +66,7 @@ def column(axes: Axes, ends: Sequence[Point], size: float, colour: str, gap: flo
         xs += [x, 1 + gap * 0.75, nan]
         ys += [y, at, nan]
         made.append(axes.text(1 + gap, at, label, transform=axes.transAxes, size=size, va="center", clip_on=False))
-    axes.plot(xs, ys, transform=axes.transAxes, color=colour, lw=0.4, clip_on=False, zorder=1)
+    axes.plot(xs, ys, transform=axes.transAxes, color=colour, lw=0.4, alpha=0.7, clip_on=False, zorder=1)
     return made
 
 
