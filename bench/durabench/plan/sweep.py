@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.crossing import FEWEST_TRIALS, coarse_bracket, fine_sizes
 from durabench.plan.accounting import COLD_KEPT, COLD_SERVER
+from durabench.plan.ledger import at_once
 from durabench.plan.measure import Place, Steps, WrongValue, put_of
 from durabench.plan.sizes import text
 from durabench.process import HarnessError
@@ -88,7 +89,7 @@ class Sweep:
         Random(f"{self.ledger.seed}/cost").shuffle(due)
         until = time.monotonic() + self.effort.cost_s
         left_out = 0
-        for number, said in enumerate(self.executor.map(lambda visit: self._cost(visit, until), due), 1):
+        for number, said in enumerate(at_once(self.executor, lambda visit: self._cost(visit, until), due), 1):
             left_out += said is None
             self.ledger.progress(f"bytes at rest, {number} of {len(due)}: {said}")
         if left_out:
@@ -237,7 +238,7 @@ class Sweep:
     def _bring_up(self, targets: set[Target]) -> dict[Target, Place]:
         wanted = sorted(targets, key=str)
         ledger = self.ledger
-        made = self.executor.map(lambda target: _try_up(ledger, target), wanted)
+        made = at_once(self.executor, lambda target: _try_up(ledger, target), wanted)
         found = {}
         for target, place in zip(wanted, made, strict=True):
             if isinstance(place, Place):
