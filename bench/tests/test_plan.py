@@ -425,6 +425,29 @@ def test_ctrl_c_leaves_what_was_measured_and_says_so(tmp_path):
     assert list((tmp_path / "disk").iterdir()) == []
 
 
+def test_somebodys_database_is_planned_with_and_left_as_it_was(tmp_path, typed, small):
+    path = tmp_path / "app.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode = wal")
+        connection.execute("CREATE TABLE mine (value BLOB)")
+        connection.execute("INSERT INTO mine VALUES (x'00')")
+    connection.close()
+    url = f"sqlite:///{path}?journal_mode=wal&synchronous=full"
+    words = ("--backend", url, "--sizes", "1KiB..4KiB", "--out", tmp_path / "out", "--dir", tmp_path / "disk")
+    status, out, err = typed("plan", "--quick", *words, "--format", "json")
+    assert status in (0, 3), err
+    plan = json.loads(out)
+    assert [one["label"] for one in plan["candidates"]] == ["sqlite:live"]
+    assert {entry["size_bytes"] for entry in plan["sweep"]} == {1024, 4096}
+    assert not any(entry["compacted_how"] for entry in plan["sweep"]), "nobody's file is rewritten"
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall() == [("mine",)]
+    connection.close()
+    status, _, err = typed("plan", "--backend", url, "--backend", f"sqlite:///{path}", "--dir", tmp_path / "disk")
+    assert status == 2
+    assert "sqlite:live twice: one URL of each kind at a time" in err
+
+
 # --- the user's own sizes ---------------------------------------------------------------------------------------------
 
 

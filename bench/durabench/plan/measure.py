@@ -129,8 +129,8 @@ class Place:
 
     def compact(self, orders: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, int]:
         """Rewrite every store that can be: the names of what was done, None for nothing, or where it failed; and by how
-        many bytes that made the share of a trial smaller. All bytes at rest would not tell: the rewrite has a log of its
-        own, and makes smaller what was there before.
+        many bytes that made the share of a trial smaller. All bytes at rest would not tell: the rewrite has a log of
+        its own, and makes smaller what was there before.
         """
         try:
             before = self.share_bytes(orders)

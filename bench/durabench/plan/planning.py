@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from durabench import campaign, results
 from durabench.ground import Ground
 from durabench.plan import accounting, candidates, document, loss, settings, split, trace
-from durabench.plan.ledger import Ledger
+from durabench.plan.ledger import Ledger, at_once
 from durabench.plan.measure import WORKLOAD
 from durabench.plan.own import sizes_at
 from durabench.plan.recommend import COULD_NOT_TELL, recommend
@@ -108,6 +108,7 @@ def plan(
     if question.source is not None and own is not None:
         raise UsageError("--trace or --from, not both: each says which sizes are yours")
     chosen = candidates.choose(question.backends, profile.kinds, question.goal)
+    _refuse_twins(chosen)
     sizes = list(question.sizes or parse_sizes(effort.sizes))
     traces = _traces(own, effort, chosen)
     place = question.directory or (question.out.parent if question.out else LOCAL)
@@ -126,6 +127,13 @@ def plan(
 def _refuse_taken(out: Path | None) -> None:
     if out is not None and out.is_dir() and any(out.iterdir()):
         raise results.NotEmpty(f"{out} is not empty; --out takes a new or empty folder")
+
+
+def _refuse_twins(chosen: Sequence[Candidate]) -> None:
+    labels = [one.label for one in chosen]
+    twins = {label for label in labels if labels.count(label) > 1}
+    if twins:
+        raise UsageError(f"{', '.join(sorted(twins))} twice: one URL of each kind at a time")
 
 
 def _ground(place: Path) -> Ground:
@@ -205,7 +213,7 @@ class _Going:
             self.line,
             total_s=self.effort.total_s,
         )
-        self.say(f"results go to {folder.path}")
+        self.say(f"results go to {folder.path}; this takes at most {self.effort.total_s / 60:.2g} minutes")
         interrupted = False
         try:
             self._measure(ledger, left, prepared, trials)
@@ -276,7 +284,7 @@ class _Going:
         """Bring every candidate up once, and look at it: one at a URL is judged by what it says."""
         left = [one for one in self.chosen if one.excluded_by is None]
         began = time.monotonic()
-        found = list(self.executor.map(lambda one: campaign.prepare(one.target, self.ground, WORKLOAD), left))
+        found = list(at_once(self.executor, lambda one: campaign.prepare(one.target, self.ground, WORKLOAD), left))
         self.say(f"brought up {len(found)} settings once in {time.monotonic() - began:.0f} s")
         judged = {}
         for one, prepared in zip(left, found, strict=True):
