@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from durabench import campaign, judgement, profile, schedule
+from durabench import campaign, cli, judgement, profile, schedule
 from durabench.ground import Ground
 
 if TYPE_CHECKING:
@@ -29,6 +30,20 @@ puts = 5
 write_s = 0.2
 """
 """Beside it the controls and the power pass of the shipped one."""
+
+
+@pytest.fixture
+def durabench(capsys, monkeypatch):
+    """Runs the command line in this process; (exit status, stdout, stderr)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["durabench", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        return left.value.code, said.out, said.err
+
+    return run
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from durabench import cli, counting
-from durabench.verify import look
+from durabench import counting
+from durabench.verify import look, trouble
 from durabench_backends import registry
 from durabench_backends.contract import Check, Fact
 
@@ -23,7 +23,7 @@ CLASSES = {"toy": "Toy", "embedded": "Embedded", "silent": "Silent", "plain": "P
 
 
 @pytest.fixture
-def typed(capsys, monkeypatch):
+def typed(durabench, monkeypatch):
     """Runs ``durabench verify`` in this process, with the toys' schemes known; (exit status, stdout, stderr)."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
@@ -32,14 +32,7 @@ def typed(capsys, monkeypatch):
     counted = [Check("toy.flushes", "ok", evidence="1 flush per put; wrote 80 KiB, removed")]
     monkeypatch.setattr(counting, "count", lambda *_: counted)
 
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["durabench", "verify", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code, said.out, said.err
-
-    return run
+    return lambda *words: durabench("verify", *words)
 
 
 @pytest.fixture
@@ -330,6 +323,18 @@ def test_no_format_shows_a_secret(form, how, typed):
     _, out, err = typed(f"toy://me:opensesame@host/?look={how}&password=opensesame", "--format", form)
     assert "opensesame" not in out + err
     assert "***" in (out or err).replace("\\", "")
+
+
+def test_secrets_of_the_environment_are_hidden_and_paths_are_not(typed, monkeypatch, tmp_path):
+    """A message may quote what a client took from there."""
+    monkeypatch.setenv("PGPASSWORD", "x-opensesame-x")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.setenv("SOME_TOKEN", "true")
+    url = "toy://host/?flush=on"
+    assert "***" not in typed(url)[1]
+    for said in ("x-opensesame-x", str(tmp_path), "true"):
+        line = trouble.line(url, PermissionError(f"no entry for {said}"))
+        assert (said in line) is (said != "x-opensesame-x"), line
 
 
 # ---------------------------------------------------------------------------------------------------- from outside

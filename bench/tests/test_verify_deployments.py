@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from durabench import cli, counting, service
+from durabench import counting, service
 from durabench.verify.pages import pages_of
 from durabench_backends import registry
 from durabench_backends.contract import RATED_DOMAINS, Fact, Goal
@@ -34,18 +34,11 @@ def served(request, tmp_path_factory):
 
 
 @pytest.fixture
-def typed(capsys, monkeypatch):
+def typed(durabench, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mock")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mock")
 
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["durabench", "verify", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code, said.out, said.err
-
-    return run
+    return lambda *words: durabench("verify", *words)
 
 
 @pytest.fixture

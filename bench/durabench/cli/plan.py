@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from durabench.cli.options import DirOption, FormatOption, Names, seconds, size_bytes
+from durabench.cli.options import DirOption, FormatOption, MaxLossOption, Names, SurviveOption, seconds, size_bytes
 from durabench.cli.screen import INTERRUPTED, Progress, stop
 
 if TYPE_CHECKING:
@@ -27,12 +27,8 @@ def plan(
         Names | None,
         typer.Option(metavar="NAME[:SETTING]|URL", help="Repeatable (default: of each kind one that meets the goal)."),
     ] = None,
-    survive: Annotated[
-        str, typer.Option(metavar="client|server|machine|drive", help="What may die; `power` is `drive`.")
-    ] = "drive",
-    max_loss: Annotated[
-        str, typer.Option(metavar="TIME", help="How much of what was acknowledged may then be lost: 0, or 2s.")
-    ] = "0",
+    survive: SurviveOption = "drive",
+    max_loss: MaxLossOption = "0",
     max_p99: Annotated[
         str | None, typer.Option(metavar="TIME", help="Slowest put in a hundred that is accepted, such as 20ms.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from durabench.cli.options import Names, seconds
+from durabench.cli.options import MaxLossOption, Names, SurviveOption, seconds
 from durabench.cli.screen import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -29,12 +29,8 @@ def verify(
     command: Annotated[
         Names | None, typer.Argument(metavar="-- CMD", help="A program of yours, to be watched while it writes there.")
     ] = None,
-    survive: Annotated[
-        str, typer.Option(metavar="client|server|machine|drive", help="What may die; `power` is `drive`.")
-    ] = "drive",
-    max_loss: Annotated[
-        str, typer.Option(metavar="TIME", help="How much of what was acknowledged may then be lost: 0, or 2s.")
-    ] = "0",
+    survive: SurviveOption = "drive",
+    max_loss: MaxLossOption = "0",
     probe: Annotated[
         bool, typer.Option("--probe", help="Prove it: write in a namespace of its own, which is removed again.")
     ] = False,

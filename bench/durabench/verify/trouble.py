@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -14,8 +15,8 @@ from durabench.redact import MASK, redact
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-SHORTEST_SECRET = 4
-"""A shorter password is not looked for as it is: it would be found everywhere."""
+SHORTEST_IN_URL, SHORTEST_IN_ENVIRONMENT = 4, 8
+"""A shorter secret is not looked for as it is: it would be found everywhere."""
 
 
 class Mend(NamedTuple):
@@ -62,8 +63,13 @@ def secrets(url: str) -> frozenset[str]:
         given = [("password", unquote(parts.password or "")), *parse_qsl(parts.query)]
     except ValueError:
         return frozenset()
-    named = [*given, *os.environ.items()]
-    return frozenset(value for name, value in named if len(value) >= SHORTEST_SECRET and _tells(name, value)) - shown
+    found = [value for name, value in given if len(value) >= SHORTEST_IN_URL and _tells(name, value)]
+    found += [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= SHORTEST_IN_ENVIRONMENT and _tells(name, value) and not Path(value).exists()
+    ]  # PWD, PGPASSFILE and the like are paths: to mask them would mask what is looked at
+    return frozenset(found) - shown
 
 
 def without(hidden: Iterable[str], text: str) -> str:
@@ -74,8 +80,7 @@ def without(hidden: Iterable[str], text: str) -> str:
 
 
 def _tells(name: str, value: str) -> bool:
-    # A shell's PWD and OLDPWD are where it stands: to mask them would mask the very paths that are looked at.
-    return name not in {"PWD", "OLDPWD"} and redact(f"{name}={value}") == f"{name}={MASK}"
+    return redact(f"{name}={value}") == f"{name}={MASK}"
 
 
 def _mend(error: Exception) -> str:
