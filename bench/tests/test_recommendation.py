@@ -253,6 +253,13 @@ def test_one_trial_ranks_only_what_is_far_apart():
     assert far.arrangement.data == "tree:fsync"
 
 
+def test_what_rests_on_a_trial_or_two_says_so():
+    seldom = [row | ({"trials": 1} if row["size_bytes"] >= MIB else {}) for row in document()["sweep"]]
+    found = recommend(document(sweep=seldom, own_sizes=ONCE))
+    assert "tree:fsync at 16 MiB was measured in fewer than 3 trials" in found.cautions
+    assert not recommend(document(own_sizes=ONCE)).cautions
+
+
 def test_what_is_beyond_the_measured_range_is_said():
     found = recommend(document(own_sizes=own([(2048, 1 << 30, step == 0) for step in range(9)])))
     assert any("was measured up to 64 MiB; the largest value of the steps, 1 GiB" in line for line in found.cautions)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OK, NOT_MET, COULD_NOT_TELL = 0, 1, 3
 PAYLOAD = "incompressible"
 DEFAULT_STEPS = 50
+FEWEST_TRIALS = 3
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class _Point:
     max_ns: float | None
     puts: int
     writer_bytes: float | None
+    trials: int
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _chosen(
     runner_up = min(others, key=lambda one: (one not in close, one.ns, one.name), default=None)
     tied = tuple(one.name for one in close if one is not best)
     whole, unchanged = _unchanged(best.arrangement, basis, document)
-    cautions = [*_beyond(best, basis, document), *_crossing_caution(best.arrangement, document)]
+    cautions = [*_beyond(best, basis, document), *_seldom(best, basis), *_crossing_caution(best.arrangement, document)]
     if best.name in unsure:
         cautions.append(unsure[best.name])
     return Recommendation(
@@ -248,7 +250,7 @@ def _curves(document: Json) -> dict[str, list[_Point]]:
             low, high = row["put_p50_low_ns"], row["put_p50_high_ns"]
             # Without an interval nobody knows the noise: a difference of less than about two is then none.
             half = (high - low) / 2 if low is not None and high is not None else row["put_p50_ns"] / 2
-            figures = (row["put_p99_ns"], row["put_max_ns"], row["puts"], row["writer_bytes_per_put"])
+            figures = (row["put_p99_ns"], row["put_max_ns"], row["puts"], row["writer_bytes_per_put"], row["trials"])
             found.setdefault(row["label"], []).append(_Point(row["size_bytes"], row["put_p50_ns"], half, *figures))
     return {label: sorted(points, key=lambda point: point.size_bytes) for label, points in found.items()}
 
@@ -490,6 +492,20 @@ def _beyond(best: _Priced, basis: _Basis, document: Json) -> list[str]:
                 f"{size_text(largest)}, is charged as its curve goes on"
             )
     return found
+
+
+def _seldom(best: _Priced, basis: _Basis) -> list[str]:
+    """Sizes that too few trials were made of to say how far their median may be off."""
+    found: dict[str, set[int]] = {}
+    for label, size_bytes in best.puts:
+        points = basis.curves[label]
+        near = min(points, key=lambda point: abs(math.log(point.size_bytes / max(1, size_bytes))))
+        if near.trials < FEWEST_TRIALS:
+            found.setdefault(label, set()).add(near.size_bytes)
+    return [
+        f"{label} at {', '.join(map(size_text, sorted(sizes)))} was measured in fewer than {FEWEST_TRIALS} trials"
+        for label, sizes in found.items()
+    ]
 
 
 def _crossing_caution(one: Arrangement, document: Json) -> list[str]:
