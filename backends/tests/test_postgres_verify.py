@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durabench import service
+from durabench import counting, service
 from durabench_backends.contract import Command, Domain, Fact, Goal, NotReady, Verifiable
 from durabench_backends.postgres import Postgres, local, probe, session
 
@@ -432,6 +432,14 @@ def test_a_probe_proves_that_commits_wait_or_that_they_do_not(server, user):
     assert "0.6 s" in hasty.loses
     assert probed(server.url(user, query=query), Goal(Domain.DRIVE, 2))["wal_flush"].status == "ok"
     assert not any("probe" in name for name in server.tables())
+
+
+def test_a_login_that_may_make_no_table_raises_no_alarm_where_puts_are_counted(server):
+    url = server.url("app")
+    backend = Postgres.from_url(url)
+    (check,) = counting.count("postgres", url, backend, Postgres.promise(backend.inspect()), DRIVE)
+    assert check.status == "skip", check
+    assert "permission denied" in check.evidence
 
 
 def test_a_probe_does_not_call_flushed_what_fsync_off_leaves_in_memory(server):
