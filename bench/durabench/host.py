@@ -89,7 +89,10 @@ def why_no_latency(directory: Path) -> str | None:
 
 
 def commit_facts() -> dict[str, Any] | None:
-    """Commit of the checkout that this code is run from, and whether it was changed since; None outside of one."""
+    """Commit of the checkout that this code is run from, and whether it was changed since; None outside of one.
+
+    What lies in results/ is no change: one reference run would else make the next one's checkout dirty.
+    """
     checkout = Path(__file__).resolve().parents[2]
     git = shutil.which("git")
     if git is None or not (checkout / ".git").exists():
@@ -97,7 +100,7 @@ def commit_facts() -> dict[str, Any] | None:
     head = _git(git, checkout, "rev-parse", "HEAD")
     if head is None:
         return None
-    changes = _git(git, checkout, "status", "--porcelain")
+    changes = _git(git, checkout, "status", "--porcelain", "--", ".", ":(exclude)results")
     return {"commit": head, "dirty": None if changes is None else changes != ""}
 
 
