@@ -76,6 +76,7 @@ def sections(document: Json) -> list[Section | Grid]:
         _cost(document),
         Section("crossings", _crossings(document)),
         *_layouts(document),
+        Section("how many times less split writes than whole", _times_less(document)),
         Section("what the layouts lost", _losses(document)),
         Section("why not", _why_not(document)),
         Section("not measured", _not_measured(document)),
@@ -219,6 +220,31 @@ def _range(one: Json) -> str:
     return f" ({size_text(one['smallest_bytes'])} to {size_text(one['largest_bytes'])})"
 
 
+def _times_less(document: Json) -> list[str]:
+    """By payload, by the writers' own count and by the device's, in all and in a step without new data."""
+    lines = []
+    for entry in document["split"]:
+        ratios = entry.get("ratios") or {}
+        parts = [
+            f"{said} {', '.join(figures)}"
+            for when, said in (("total", "in all"), ("unchanged", "in a step without new data"))
+            if (figures := _times(ratios, when))
+        ]
+        if parts:
+            lines.append(f"{entry['trace']}, {_where(entry)}: {'; '.join(parts)}")
+    return lines
+
+
+def _times(ratios: Json, when: str) -> list[str]:
+    names = {"payload": "payload", "writer": "writers", "device": "device"}
+    known = {name: ratios.get(f"{when}_{name}") for name in names}
+    return [f"{_number(known[name])} ({said})" for name, said in names.items() if known[name] is not None]
+
+
+def _where(entry: Json) -> str:
+    return str(entry["metadata"]) if entry["metadata"] == entry["data"] else f"{entry['metadata']}, {entry['data']}"
+
+
 def _losses(document: Json) -> list[str]:
     """Per layout and fault: acknowledged records lost, and metadata whose data is gone. Once for each backend."""
     lines: dict[str, None] = {}
@@ -333,7 +359,7 @@ def _layouts(document: Json) -> list[Grid]:
 
 
 def _layout_rows(entry: Json) -> list[list[str]]:
-    where = entry["metadata"] if entry["metadata"] == entry["data"] else f"{entry['metadata']}, {entry['data']}"
+    where = _where(entry)
     rows = []
     for layout in ("whole", "split", "put_many"):
         one = entry.get(layout)
