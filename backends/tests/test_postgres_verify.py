@@ -530,6 +530,14 @@ def test_a_pooled_connection_is_recognised_and_judged_by_what_its_commits_get(se
         assert "removed 1 table" in probed(server.url(port=port))["wal_flush"].evidence
         assert probed(url)["wal_flush"].status == "ok"
         if mode == "transaction":
+            backend = Postgres.from_url(server.url(port=port))
+            with contextlib.closing(backend.open("a")) as one, contextlib.closing(backend.open("b")) as two:
+                for number in range(3):
+                    one.put(f"{number}", b"1")
+                    two.put_many({("a", f"two {number}"): b"2", ("b", f"{number}"): b"2"})
+                    assert (one.get(f"two {number}"), two.get(f"{number}")) == (b"2", b"2")
+            backend.drop("a")
+            backend.drop("b")
             with psycopg.connect(url, autocommit=True, prepare_threshold=None) as somebody:
                 somebody.execute("SET synchronous_commit = off")
             check = looked(url)["synchronous_commit"]

@@ -93,6 +93,8 @@ class Postgres:
         """Connect, make the namespace's table if need be, and prepare its statements."""
         session = self._session()
         try:
+            if self._url is not None:
+                session.notice_pooler()
             return PostgresStore(session, namespace, self._table)
         except BaseException as error:
             session.close()

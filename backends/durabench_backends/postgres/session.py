@@ -127,6 +127,7 @@ class Session:
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._prepared = 0
+        self._pooled = False
 
     def __enter__(self) -> Self:
         return self
@@ -150,17 +151,27 @@ class Session:
         return _cells(self._result())
 
     def prepare(self, query: str) -> bytes:
-        """Prepare a statement and give its name."""
+        """Prepare a statement and give what `execute` takes: its name, or all of it behind a pooler, which may send the
+        next statement to a process that has never heard the name.
+        """
         self._prepared += 1
-        name = f"durabench_{self._prepared}".encode()
+        name = b"" if self._pooled else f"durabench_{self._prepared}".encode()
         self._pgconn.send_prepare(name, query.encode())
         self._result()
-        return name
+        return name or query.encode()
 
-    def execute(self, name: bytes, *parameters: bytes) -> PGresult:
-        """Execute a prepared statement; parameters and result are binary, so that no byte of a value is escaped."""
-        self._pgconn.send_query_prepared(name, parameters, BINARY[: len(parameters)], 1)
+    def execute(self, prepared: bytes, *parameters: bytes) -> PGresult:
+        """Execute what was prepared; parameters and result are binary, so that no byte of a value is escaped."""
+        formats = BINARY[: len(parameters)]
+        if self._pooled:
+            self._pgconn.send_query_params(prepared, parameters, param_formats=formats, result_format=1)
+        else:
+            self._pgconn.send_query_prepared(prepared, parameters, formats, 1)
         return self._result()
+
+    def notice_pooler(self) -> None:
+        """Find out whether a pooler stands before the server; asked before anything is prepared."""
+        self._pooled = self.rows("SELECT pg_catalog.pg_backend_pid()")[0][0] != str(self.greeted_as)
 
     def script(self, statements: str) -> list[list[list[str | None]]]:
         """The rows of each of several statements without parameters, as text; up to the first that fails."""

@@ -53,7 +53,7 @@ class PostgresStore:
         return self._statement(PUT, namespace)
 
     def _statement(self, text: str, namespace: str) -> bytes:
-        """The name of a prepared statement over a namespace's table."""
+        """A prepared statement over a namespace's table."""
         if (text, namespace) not in self._statements:
             prepared = self._session.prepare(text.format(table=self._table(namespace).name))
             self._statements[text, namespace] = prepared
