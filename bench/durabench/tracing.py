@@ -50,6 +50,8 @@ OPTIONS = (
 """``-I 2`` lets the tracer be ended; ``-y`` gives descriptors their paths, ``-xx`` makes them unambiguous, ``-s 0``
 leaves out what was written.
 """
+ORPHANS_END = ("/bin/sh", "-c", 'read -r parent <"/proc/$PPID/comm"; [ "$parent" = strace ] || exit 1; exec "$@"', "sh")
+"""Ends at once where the tracer died before its program could ask to die with it; then comes the program."""
 MAPPED = "(mapped memory)"
 """What stands for the path of a flush by msync(2), which names none."""
 
@@ -108,7 +110,7 @@ def start(
     how = attached or ["--seccomp-bpf"]
     quiet = ["-qq"] if visible else []
     # The program dies with its tracer, as the tracer does with us.
-    guarded = [*process.guard(as_server=False, paths=()), *argv]
+    guarded = [*process.guard(as_server=False, paths=()), *ORPHANS_END, *argv]
     command = [shutil.which(STRACE) or STRACE, *OPTIONS, *quiet, "-o", str(trace), *how, "--", *guarded]
     tracer = process.start(command, env=env, cwd=cwd, log=log, piped=piped, visible=visible)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -90,7 +91,7 @@ def test_an_honest_store_flushes_before_every_acknowledgement_and_nothing_of_it_
     before = sorted(path.name for path in tmp_path.iterdir())
     check = counted(target.format(tmp_path))
     assert (check.status, check.fix) == ("ok", None)
-    assert check.value == f"{counting.PUTS} of {counting.PUTS} puts flushed before their acknowledgement"
+    assert re.fullmatch(r"([1-9]\d*) of \1 puts flushed before their acknowledgement", check.value)
     assert "removed again" in check.evidence
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     for mode in ("wal", "delete"):
@@ -101,7 +102,7 @@ def test_an_honest_store_flushes_before_every_acknowledgement_and_nothing_of_it_
 
 @pytest.mark.parametrize(
     "liar, said",
-    [("Never", f"0 of {counting.PUTS}"), ("NoDirectory", "fsync-file"), ("EveryOther", " puts flushed")],
+    [("Never", "0 of "), ("NoDirectory", "fsync-file"), ("EveryOther", " puts flushed")],
 )
 def test_a_store_that_swallows_flushes_is_convicted(tmp_path, liars, liar, said):
     (tmp_path / "data").mkdir()
@@ -213,12 +214,15 @@ def a_server(place, setting):
         yield service, server, f"valkey://127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize("setting, status, flushed", [("aof-always", "ok", 20), ("aof-everysec", "fail", 0)])
-def test_a_server_is_counted_and_goes_on_afterwards(tmp_path, setting, status, flushed):
+@pytest.mark.parametrize("setting, status", [("aof-always", "ok"), ("aof-everysec", "fail")])
+def test_a_server_is_counted_and_goes_on_afterwards(tmp_path, setting, status):
     with a_server(tmp_path, setting) as (service, server, url):
         (check,) = counting.count("valkey", url, Local(server.pid), DURABLE, Goal())
         assert (check.id, check.status) == ("local.flushes", status)
-        assert check.value.startswith(f"{flushed} of 20 ")
+        flushed, puts = map(int, re.match(r"(\d+) of (\d+) puts", check.value).groups())
+        assert (
+            flushed == puts if status == "ok" else flushed < puts / 2
+        )  # everysec flushes now and then, on its own time
         assert server.alive()
         assert "TracerPid:\t0" in Path(f"/proc/{server.pid}/status").read_text()
         service.ready()
@@ -236,6 +240,18 @@ def test_a_server_survives_a_tracer_that_is_killed(tmp_path):
         service.ready()
         assert server.alive()
         assert gone(sleeper), "what a tracer started dies with it"
+
+
+def test_a_program_that_is_only_a_client_is_told_what_the_server_did(tmp_path):
+    code = "import sys, redis; r = redis.Redis.from_url(sys.argv[1]); [r.set('durabench', n) for n in range(7)]"
+    with a_server(tmp_path, "aof-always") as (service, server, url):
+        argv = [sys.executable, "-c", code, url.replace("valkey", "redis")]
+        found = counting.watch(argv, url, Local(server.pid), Goal())
+        (check,) = found.checks
+        assert (found.exit_status, found.facts, check.status) == (0, (), "skip")
+        assert "the server flushed 7 times" in check.evidence
+        service.ready()
+        assert counting.watch(argv, url, Local(), Goal()).checks[0].status == "skip"
 
 
 def gone(pid):
