@@ -197,7 +197,7 @@ def compare(
         told += gates.asked(rest, [(one.name, one.as_gated()) for one in found])
         made["crossings"] = [one.as_json() for one in found]
         untold = False if not pairs and found else untold
-        untold |= any(one.change == "refused" for one in found)
+        untold |= any(one.change in ("refused", "untold") for one in found)
     made["gates"] = told
     return {**made, "exit_status": _exit_status(pairs, told, untold=untold)}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Json = Mapping[str, Any]
 
 PLAN = "plan.json"
-CHANGES = ("moved", "turned", "refused", "untold", "gone", "new", "same")
+CHANGES = ("turned", "moved", "refused", "untold", "gone", "new", "newly told", "same", "not told")
 
 GATED: Mapping[str, Field] = {
     "change": Field("string", "", "what became of the crossing: " + ", ".join(CHANGES), required=True),
@@ -114,9 +114,10 @@ def _pair(key: tuple[str, str], old: Json | None, new: Json | None, unlike: str 
         return Pair(*key, old, new, "refused", unlike)
     if old is None or new is None:
         return Pair(*key, old, new, "new" if old is None else "gone")
-    unreliable = [one.get("why") or "not reliable" for one in (old, new) if not one.get("reliable")]
-    if unreliable:
-        return Pair(*key, old, new, "untold", unreliable[0])
+    before, after = (bool(one.get("reliable")) for one in (old, new))
+    if not (before and after):
+        change = "untold" if before else "newly told" if after else "not told"
+        return Pair(*key, old, new, change, (old if after else new).get("why") or "not reliable")
     if old.get("below") != new.get("below"):
         return Pair(*key, old, new, "turned", f"{new.get('below')} is now the faster one below")
     ends = [one.get(name) for one in (old, new) for name in ("low", "high")]
