@@ -18,7 +18,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from durabench import report
+from durabench import cli, report
 from durabench.report import html
 from durabench.report.html import losses, raw
 from durabench.results import Folder
@@ -373,6 +373,28 @@ def test_several_hosts_stand_side_by_side(tmp_path):
     assert "Workload agent, host bbbbbbbb" in said
     assert '"label":"files:fsync-dir @bbbbbbbb"' in said
     assert "No pick: several machines or disks, each has its own" in said
+
+
+def test_the_command_writes_the_page_and_the_charts_and_names_what_it_cannot_write(tmp_path, capsys, monkeypatch):
+    few = EVERYTHING["SETTINGS"][3:4]
+    folder = RECORD(tmp_path / "run", 1, settings=few, plan=False)
+    page, drawings = tmp_path / "report.html", tmp_path / "charts"
+
+    def typed(*words):
+        monkeypatch.setattr("sys.argv", ["durabench", "report", str(folder.path), *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code, capsys.readouterr()
+
+    status, said = typed("--html", page, "--charts", drawings, "--format", "json")
+    assert status == 0
+    assert json.loads(said.out)["cells"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert len(list(drawings.glob("*.png"))) == len(list(drawings.glob("*.svg"))) == 6
+    for words in (("--html", tmp_path / "no" / "report.html"), ("--charts", page)):
+        status, said = typed(*words)
+        assert status == 2
+        assert re.fullmatch(r"durabench: .* cannot be written: .*; choose another (file|folder)\n", said.err)
 
 
 def test_secrets_do_not_pass_into_a_page(tmp_path):

@@ -34,7 +34,7 @@ Curves = dict[str, list["Json"]]
 
 
 def chart(material: Material) -> style.Chart:
-    """One plan: of several the last one, which the sentence says."""
+    """One plan: of several the last one, which the sentence then says."""
     plans = [plan for plan in material.plans if _curves(plan)]
     if not plans:
         why = "no folder has a plan; durabench plan makes one" if not material.plans else "the plan measured no put"
@@ -70,7 +70,8 @@ def chart(material: Material) -> style.Chart:
         above.set_title(f"{title}: put, ms")
         _bytes(lower, curves, mine, looks)
         lower.set_title("bytes at rest per payload byte")
-    return style.Chart(NAME, TITLE, _sentence(plan, best, crossings), MEASURED, made)
+    said = _sentence(plan, best, crossings) + (f" This is the last of {len(plans)} plans." if len(plans) > 1 else "")
+    return style.Chart(NAME, TITLE, said, MEASURED, made)
 
 
 def _axes(made: Figure, left: float, bottom: float, height: float) -> Axes:

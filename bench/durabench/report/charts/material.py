@@ -8,6 +8,7 @@ of: an orderly stop, on this host.
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Gathering:
     def __init__(self) -> None:
         self._windows: dict[Struck, dict[object, float]] = {}
         self._all_lost: dict[Struck, set[object]] = {}
-        self._latencies: dict[Place, list[int]] = {}
+        self._latencies: dict[Place, array[int]] = {}
         self._promises: dict[str, Mapping[str, float]] = {}
         self._plans: list[Json] = []
 
@@ -97,7 +98,8 @@ class Gathering:
             return
         place = (row["host"], row["backend"], row["setting"], row["namespace"])
         if row.get("samples_n") and row.get("destroyed") == "nothing" and row["lane"] == "here":
-            self._latencies.setdefault(place, []).extend(folder.samples(row.get("samples_at"), row.get("samples_n")))
+            taken = folder.samples(row.get("samples_at"), row.get("samples_n"))
+            self._latencies.setdefault(place, array("q")).extend(taken)
         window = row.get("loss_window_s")
         if window is None or row["verdict"] == "unknown" or not loses(row):
             return

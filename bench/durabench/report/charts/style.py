@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from durabench.output import OutputError
 from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:
@@ -149,12 +150,16 @@ def plain_log(axis: Axis) -> None:
 
 
 def save(chart: Chart, directory: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a chart; the same chart gives the same bytes in every process. The files."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write a chart; the same chart gives the same bytes in every process. The files. OutputError where it cannot."""
     made = []
     for form in formats:
         path = directory / f"{chart.name}.{form}"
-        path.write_bytes(content(chart, form))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content(chart, form))
+        except OSError as error:
+            message = f"{path} cannot be written: {error.strerror}; choose another folder"
+            raise OutputError(message) from None
         made.append(path)
     return made
 

@@ -24,7 +24,7 @@
     const above = domains.slice(domains.indexOf(need.survive));
     // What cannot happen to it (an embedded store has no server) is told by what can.
     const judged = above.some((domain) => good(setting.seen[domain].verdict)) ||
-      (last.verdict === "–" && asked.some((domain) => good(setting.seen[domain].verdict)));
+      (need.survive === "server" && last.verdict === "–" && asked.some((domain) => good(setting.seen[domain].verdict)));
     if (!judged) return ["cannot tell", `${last.fault || need.survive}: ${last.verdict || "not run"}${last.why ? `, ${last.why}` : ""}`];
     if (need.p99 !== null) {
       const put = setting.puts[need.size];
