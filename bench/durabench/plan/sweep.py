@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from durabench.crossing import FEWEST_TRIALS, coarse_bracket, fine_sizes
+from durabench.crossing import FEWEST_TRIALS, clearness, coarse_bracket, fine_sizes
 from durabench.plan.accounting import COLD_KEPT, COLD_SERVER
 from durabench.plan.ledger import at_once
 from durabench.plan.measure import Place, Steps, WrongValue, put_of
@@ -160,7 +160,7 @@ class Sweep:
         by_label = {one.label: one for one in self.candidates}
         looked: dict[tuple[str, str], tuple[int, int]] = {}
         cost_s = 0.0
-        for pair, bracket in sorted(brackets.items(), key=lambda item: self._round_s(item[0], item[1])):
+        for pair, bracket in brackets.items():
             visits = {(label, size): Visit(by_label[label], size) for label in pair for size in fine_sizes(*bracket)}
             more_s = sum(self._guess_s(*key) for key in visits.keys() - wanted.keys())
             if (cost_s + more_s) * self.effort.rounds > budget_s:
@@ -174,6 +174,9 @@ class Sweep:
         return looked
 
     def _brackets(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Of every pair that crosses; those first that do so clearly, and of these the cheaper ones: between two that
+        are alike over many sizes noise makes brackets, mostly small ones.
+        """
         seen = curves(self.ledger, self.effort.rounds)
         labels = [one.label for one in self.candidates if one.label in seen]
         found = {}
@@ -182,7 +185,9 @@ class Sweep:
                 bracket = coarse_bracket(seen[a], seen[b])
                 if bracket is not None and fine_sizes(*bracket):
                     found[a, b] = bracket
-        return found
+        clear = {(a, b): round(clearness(seen[a], seen[b]), 1) for a, b in found}
+        first = sorted(found, key=lambda pair: (-clear[pair], self._round_s(pair, found[pair])))
+        return {pair: found[pair] for pair in first}
 
     def _round_s(self, pair: tuple[str, str], bracket: tuple[int, int]) -> float:
         return sum(self._guess_s(label, size) for label in pair for size in fine_sizes(*bracket))
@@ -198,7 +203,7 @@ class Sweep:
         began = time.monotonic()
         try:
             for number in range(self.effort.rounds):
-                members = [*due, *(extra if number % COMPRESSIBLE_EVERY == 0 else ())]
+                members = [*due, *(extra if number % COMPRESSIBLE_EVERY == 1 else ())]
                 Random(f"{self.ledger.seed}/{name}/{number}").shuffle(members)
                 for visit in members:
                     self._floor_between()
@@ -213,9 +218,10 @@ class Sweep:
                         self._leave_out(f"the fine pass ended {rounds} rounds early, for time: its sizes are not used")
                         break
                     continue
+                if extra and left_s < rounds * self._round_s_of([*due, *extra]):
+                    self._leave_out(f"compressible values were left out of the last {rounds} rounds, for time")
+                    extra = []
                 due = self._affordable(due, rounds, left_s)
-                kept = {visit.size_bytes for visit in due}
-                extra = [visit for visit in extra if visit.size_bytes in kept]
         finally:
             for place in places.values():
                 place.close()
@@ -223,13 +229,15 @@ class Sweep:
     def _affordable(self, due: Sequence[Visit], rounds: int, left_s: float) -> list[Visit]:
         """What the rounds that are left can hold: the largest sizes go first, for all candidates alike."""
         due = [visit for visit in due if not self._stopped(visit)]
-        while len({visit.size_bytes for visit in due}) > FEWEST_SIZES and rounds * sum(
-            self._guess_s(visit.candidate.label, visit.size_bytes) for visit in due
-        ) > max(left_s, 0):
+        while len({visit.size_bytes for visit in due}) > FEWEST_SIZES and rounds * self._round_s_of(due) > left_s:
             largest = max(visit.size_bytes for visit in due)
             self._leave_out(f"{text(largest)} was left out of the last {rounds} rounds, for time")
             due = [visit for visit in due if visit.size_bytes != largest]
         return due
+
+    def _round_s_of(self, due: Sequence[Visit]) -> float:
+        """What a round of these takes."""
+        return sum(self._guess_s(visit.candidate.label, visit.size_bytes) for visit in due)
 
     def _leave_out(self, what: str) -> None:
         self.said.append(what)
