@@ -85,15 +85,26 @@ def test_rounds_are_of_one_trial_a_cell_by_budget_and_of_a_directory_by_number(b
         backends=("files",), faults=("none", "kill-client"), **({"budget_s": 60.0} if by_budget else {"trials": 50})
     )
     plans = planned(asked)
-    for members in schedule.rounds(plans, 8, by_budget=by_budget)[:-1]:
+    for members in schedule.rounds(plans, by_budget=by_budget)[:-1]:
         counts = Counter((plan.metadata, plan.fault) for plan in members)
         assert len(counts) == 8
         assert set(counts.values()) == {1 if by_budget else schedule.VISIT_TRIALS}
 
 
+def test_by_budget_full_kills_each_cell_several_times_in_a_round_and_measures_it_once():
+    full = profile.load("full")
+    plans = planned(Asked(backends=("files",), faults=("none", "kill-client"), budget_s=60.0), full)
+    for members in schedule.rounds(plans, by_budget=True, round_kills=full.round_kills)[:-1]:
+        counts = Counter((plan.metadata, plan.fault) for plan in members)
+        assert {each: {n for (_, fault), n in counts.items() if fault == each} for each in KILLS[:2]} == {
+            "none": {1},
+            "kill-client": {full.round_kills},
+        }
+
+
 def test_rounds_lose_and_repeat_nothing():
     plans = planned(Asked(backends=("files",), faults=("none", "kill-client"), trials=50))
-    together = [plan for members in schedule.rounds(plans, 8, by_budget=False) for plan in members]
+    together = [plan for members in schedule.rounds(plans, by_budget=False) for plan in members]
     assert together == [plan for plan in plans if plan.control is None]
 
 
