@@ -106,6 +106,19 @@ def coarse_bracket(a: Curve, b: Curve) -> tuple[int, int] | None:
     return _bytes(low), _bytes(low + width)
 
 
+def clearness(a: Curve, b: Curve) -> float:
+    """How much of a coarse pass speaks for one crossing, 0 to 1: the part of its resamples that cross once, as the
+    medians do. What to look at first, where there is no time for every bracket; no verdict.
+    """
+    import numpy as np
+
+    seen = _difference(a, b, seed=0, resamples=_LOOK)
+    if seen is None:
+        return 0.0
+    changes, alike = _compared(_signs(_smoothed(seen)[1]))
+    return float(np.mean(alike[1:])) if changes[0] == 1 else 0.0
+
+
 def fine_sizes(low: int, high: int) -> list[int]:
     """Six sizes inside ``low`` to ``high``, ends left out, each the same factor above the one before.
 
@@ -144,8 +157,7 @@ def _decided(seen: _Seen) -> Crossing:
         return _unreliable(f"{seen.trials.min()} trials of a size, and it takes {FEWEST_TRIALS}")
     grid, smooth = _smoothed(seen)
     signs = _signs(smooth)
-    changes = np.count_nonzero(signs[:, 1:] * signs[:, :-1] < 0, axis=1)
-    alike = (changes == changes[0]) & (signs[:, -1] == signs[0, -1])
+    changes, alike = _compared(signs)
     below = _faster(signs[0, 0] or signs[0, -1])
     if changes[0] > 1 or below is None or np.mean(alike[1:]) < 1 - UNCERTAIN:
         return _unreliable(_shares(changes[1:], alike[1:]))
@@ -351,6 +363,14 @@ def _roots(grid: Floats, row: Floats, signs: Floats) -> Floats:
     at = np.flatnonzero(signs[1:] * signs[:-1] < 0)
     before, after = row[at], row[at + 1]
     return grid[at] + (grid[at + 1] - grid[at]) * before / (before - after)
+
+
+def _compared(signs: Floats) -> tuple[Ints, NDArray[np.bool_]]:
+    """How often each row changes its sign, and whether it does as the first one, in the same order."""
+    import numpy as np
+
+    changes = np.asarray(np.count_nonzero(signs[:, 1:] * signs[:, :-1] < 0, axis=1), dtype=np.int64)
+    return changes, (changes == changes[0]) & (signs[:, -1] == signs[0, -1])
 
 
 def _first_roots(grid: Floats, rows: Floats, signs: Floats) -> Floats:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durabench.crossing import BRACKET, FINEST_STEP, NONE_RELIABLE, Crossing, coarse_bracket, crossing, fine_sizes
+from durabench.crossing import (
+    BRACKET,
+    FINEST_STEP,
+    NONE_RELIABLE,
+    Crossing,
+    clearness,
+    coarse_bracket,
+    crossing,
+    fine_sizes,
+)
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 COARSE = [256 * 4**step for step in range(10)]  # 256 B to 64 MiB
@@ -62,6 +71,17 @@ def test_a_coarse_pass_alone_finds_a_bracket_with_the_truth_in_it():
         rng = np.random.default_rng(seed)
         brackets.append(coarse_bracket(store(rng, CHEAP_TO_START, COARSE, 0.2), store(rng, CHEAP_BY_SIZE, COARSE, 0.2)))
     assert all(bracket is not None and bracket[0] < TRUTH < bracket[1] for bracket in brackets)
+
+
+def test_a_clear_bracket_is_told_from_one_that_noise_made():
+    rng = np.random.default_rng(9)
+    clear = clearness(store(rng, CHEAP_TO_START, COARSE, 0.2), store(rng, CHEAP_BY_SIZE, COARSE, 0.2))
+    alike = [
+        clearness(store(rng, CHEAP_TO_START, COARSE, 0.2), store(rng, CHEAP_TO_START, COARSE, 0.2)) for _ in range(10)
+    ]
+    assert clear > 0.95
+    assert max(alike) < clear - 0.1
+    assert clearness({}, {}) == 0
 
 
 def test_stores_that_differ_by_a_fixed_cost_only_are_seldom_said_to_cross():
