@@ -77,7 +77,8 @@ def test_keys_are_allowed_and_sizes_are_those_of_the_design(name, seed, writers)
     for op in planned(name, seed, writers - 1, writers):
         check_key(op.key)
         if op.verb == "put":
-            assert op.size == {METADATA: 2048}.get(op.namespace, 65536 if name == "sharded" else 1 << 20)
+            data = 65536 if name == "sharded" else 1 << 20
+            assert op.size == (2048 + data if name == "whole" else {METADATA: 2048}.get(op.namespace, data))
 
 
 @names

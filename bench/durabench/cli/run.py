@@ -30,7 +30,7 @@ def run(
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="agent, append, overwrite, rotate, sharded, or package.module:Class."),
+        typer.Option(metavar="NAME", help="agent, append, overwrite, rotate, sharded, whole, or package.module:Class."),
     ] = None,
     writers: Annotated[int | None, typer.Option(min=1, max=64)] = None,
     trials: Annotated[
