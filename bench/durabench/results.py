@@ -642,7 +642,7 @@ def _row(line: bytes) -> Row | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())  # of bytes it would first guess their encoding
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -171,6 +171,7 @@ _SUMS = (
     *("versions_lost", "dangling", "orphan", "unavailable", "size_bytes", "payload_bytes"),
 )
 _NEEDED = ("trial", "gap", "loss_window_s", "recovery_s", "samples_at", "samples_n")
+_COUNTED = (*_SUMS, *_NEEDED)
 _SHARED = ("run", "verdict", "struck", "recording")
 _WORDS = ("destroyed", "why", "replay")
 
@@ -215,9 +216,12 @@ def cells(
 
 def _slim(row: Row, *, first: bool) -> Row:
     """What of a row is needed to count it: a run may have 100,000. Words from the first of a verdict only."""
-    slim = {name: row[name] for name in (*_SUMS, *_NEEDED) if row.get(name) is not None}
-    slim |= {name: sys.intern(row[name]) for name in _SHARED if row.get(name) is not None}
-    return slim | ({name: row.get(name) for name in _WORDS} if first else {})
+    # Counts are mostly 0, and small integers and interned words are shared: what is left of a row is its dictionary.
+    slim = {name: value for name in _COUNTED if (value := row.get(name)) is not None}
+    for name in _SHARED:
+        if (word := row.get(name)) is not None:
+            slim[name] = sys.intern(word)
+    return slim | {name: row.get(name) for name in _WORDS} if first else slim
 
 
 def loses(row: Mapping[str, Any]) -> bool:

@@ -59,7 +59,9 @@ class _Run:
                 again = recording is None or kept[recording]
                 if recording is not None and not again and loses(row) and row["destroyed"] != Domain.FLUSHED.label:
                     self.missing.recordings.add(recording)
-                yield {**row, "run": self.name, "replay": f"{replay} {row['trial']}" if again else None}
+                row["run"] = self.name
+                row["replay"] = f"{replay} {row['trial']}" if again else None
+                yield row
 
     @property
     def host(self) -> str:
