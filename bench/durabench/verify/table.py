@@ -28,7 +28,7 @@ STYLES = {
 }
 BETWEEN = "  "
 VALUE_WIDTH = 28
-"""Longer values push the origin aside in their own line only."""
+"""Longer values push the origin aside, in their own line only."""
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -60,7 +60,7 @@ def text(report: Report, width: int = PLAIN_WIDTH) -> str:
 
 def _checks(console: Console, report: Report) -> None:
     ids = max(len(check.id) for check in report.checks)
-    values = max(min(len(check.value or ""), VALUE_WIDTH) for check in report.checks)
+    values = max((len(value) for check in report.checks if len(value := check.value or "") <= VALUE_WIDTH), default=0)
     for check in report.checks:
         word = layout.word(report, check)
         value = layout.short(check) or check.value or ""
