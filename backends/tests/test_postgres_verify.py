@@ -312,7 +312,8 @@ def test_a_file_that_was_changed_and_not_read_again_is_a_remark(server):
         assert looked(server.url())["fsync"].fix.startswith("SELECT pg_reload_conf();")
 
 
-def test_a_standby_that_commits_wait_for_in_vain_is_told_and_a_probe_does_not_hang(server):
+def test_a_standby_that_commits_wait_for_in_vain_is_told_and_a_probe_does_not_hang(server, monkeypatch):
+    monkeypatch.setattr(probe, "STATEMENT_TIMEOUT_S", 1.0)
     with server.configured("synchronous_standby_names", "ghost"):
         checks = looked(server.url())
         assert checks["synchronous_standby_names"].status == "warn"
@@ -620,7 +621,7 @@ def test_what_accepts_a_connection_and_is_no_server_does_not_hang_anybody(answer
                             return
 
         threading.Thread(target=serve, daemon=True).start()
-        words = refused(f"postgresql://app:{SECRET}@127.0.0.1:{listening.getsockname()[1]}/d")
+        words = refused(f"postgresql://app:{SECRET}@127.0.0.1:{listening.getsockname()[1]}/d?connect_timeout=2")
         assert ("no answer" if answer is None else "no PostgreSQL") in words
 
 
