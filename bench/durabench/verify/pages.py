@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from durabench_backends import registry
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from durabench_backends.contract import Backend
+
+PAGE_WIDTH = 100
 
 
 class UnknownCheck(LookupError):
@@ -45,7 +48,15 @@ def page(asked: str, backend: type[Backend] | None = None) -> str:
     if asked not in known:
         message = f"no check {asked!r}; {registry.nearest(asked, sorted(known))}"
         raise UnknownCheck(message)
-    return f"{asked}\n\n{known[asked].strip()}\n"
+    return f"{asked}\n\n{_wrapped(known[asked].strip())}\n"
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs wrapped between words, whatever lines they were written in."""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(
+        textwrap.fill(part, PAGE_WIDTH, break_long_words=False, break_on_hyphens=False) for part in paragraphs
+    )
 
 
 def _installed() -> list[type[Backend]]:
