@@ -367,6 +367,8 @@ class Limit:
     source: str
 
 
+DELETED = " (deleted)"
+"""Ends the path of a file that has no name (yet, or any more)."""
 CallKind = Literal["open", "write", "flush", "rename", "unlink", "truncate", "lock", "unlock", "hidden"]
 
 

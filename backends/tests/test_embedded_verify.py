@@ -346,6 +346,21 @@ while time.monotonic() < end:
 print(commits, flush=True)
 """
 
+REOPENS = """
+import sqlite3, sys, time
+print("ready", flush=True)
+end, commits = time.monotonic() + 1.5, 0
+while time.monotonic() < end:
+    connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
+    connection.execute(f"PRAGMA journal_mode={sys.argv[2]}")
+    connection.execute("PRAGMA synchronous=off")
+    connection.execute("CREATE TABLE IF NOT EXISTS theirs (value)")
+    connection.execute("INSERT INTO theirs VALUES (zeroblob(2000))")
+    connection.close()
+    commits += 1
+print(commits, flush=True)
+"""
+
 
 def dies(code, *arguments):
     done = subprocess.run(
@@ -390,11 +405,12 @@ def test_a_wal_beside_a_database_that_has_none_is_told(tmp_path):
     assert looked(url_of(path, "?journal_mode=delete&synchronous=extra"))["sqlite.sidecars"].status == "warn"
 
 
+@pytest.mark.parametrize("code", [BUSY, REOPENS], ids=["stays", "reopens"])
 @pytest.mark.parametrize("mode", ["delete", "truncate", "persist", "wal"])
-def test_a_live_writer_is_neither_disturbed_nor_reported(tmp_path, mode):
+def test_a_live_writer_is_neither_disturbed_nor_reported(tmp_path, mode, code):
     path = database(tmp_path / "their.db", f"journal_mode={mode}")
     writer = subprocess.Popen(
-        [sys.executable, "-c", BUSY, str(path), mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(path), mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert writer.stdout.readline() == "ready\n"

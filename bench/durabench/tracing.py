@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from durabench import process
-from durabench_backends.contract import Call
+from durabench_backends.contract import DELETED, Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,8 +180,9 @@ def writes_to(trace: Path, descriptor: str) -> list[int]:
 
 _LINE = re.compile(r"(\d+) +(.*)")
 _RESUMED = re.compile(r"<\.\.\. (\w+) resumed>(.*)")
-_CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+)(?:<([^>]*)>)?(?:\(deleted\))?")
-_FD = re.compile(r"(AT_FDCWD|-?\d+)<([^>]*)>")
+_CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+)(?:<([^>]*)>(\(deleted\))?)?")
+_FD = re.compile(r"(AT_FDCWD|-?\d+)<([^>]*)>(\(deleted\))?")
+_FLAG = re.compile(r"(?:O|RWF)_\w+")
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 _FIELD = re.compile(r"(l_type|l_start|l_len)=(\w+)")
 _UNFINISHED = " <unfinished ...>"
@@ -201,6 +202,8 @@ class _Reader:
     at: dict[int, str] = field(default_factory=dict)
     """Where a process is, as far as its own calls tell."""
     pending: dict[int, tuple[str, int]] = field(default_factory=dict)
+    opened: dict[int, str] = field(default_factory=dict)
+    """What a descriptor's number was last opened for, for names like /proc/self/fd/3."""
 
     def read(self, lines: Iterable[str]) -> Iterator[Seen]:
         for number, line in enumerate(lines):
@@ -216,7 +219,8 @@ class _Reader:
                 first, began = self.pending.pop(pid, (resumed[1] + "(", number))
                 text = first + resumed[2].lstrip()
             if (parsed := _CALL.match(text)) and int(parsed[3]) >= 0:
-                made = _Line(pid, parsed[1], _split(parsed[2]), int(parsed[3]), _decode(parsed[4] or ""))
+                opened = _shown(parsed[4] or "", parsed[5])
+                made = _Line(pid, parsed[1], _split(parsed[2]), int(parsed[3]), opened)
                 if (call := self._call(made)) is not None:
                     yield Seen(call, began, number)
 
@@ -233,13 +237,14 @@ class _Reader:
         if name in RENAMES or name == "fcntl":
             return self._renamed(line) if name in RENAMES else self._locked(line)
         kind, path, flags, size, offset = self._plain(line)
-        return Call(kind, line.pid, path, "", frozenset(flags.split("|")), size, offset) if path else None
+        return Call(kind, line.pid, path, "", frozenset(_FLAG.findall(flags)), size, offset) if path else None
 
     def _plain(self, line: _Line) -> tuple[CallKind, str, str, int, int | None]:
         """(kind, path, flags, size, offset) of a call on one file."""
         name, arguments = line.name, line.arguments
         if name in OPENS:
             flags = "O_WRONLY|O_CREAT|O_TRUNC" if name == "creat" else arguments[1 if name == "open" else 2]
+            self.opened[line.result] = line.opened
             return "open", _regular(line.opened), flags, 0, None
         if name in WRITES:
             offset = int(arguments[3]) if name.startswith("p") and arguments[3].isdigit() else None
@@ -272,7 +277,7 @@ class _Reader:
         """The file of a descriptor, or of a path that is an argument; empty for a pipe, a socket or a terminal."""
         argument = line.arguments[position]
         if descriptor := _FD.match(argument):
-            return _regular(_decode(descriptor[2]))
+            return _regular(_shown(descriptor[2], descriptor[3]))
         return self._named(line, position, at=False) if argument.startswith('"') else ""
 
     def _named(self, line: _Line, position: int, *, at: bool) -> str:
@@ -280,7 +285,11 @@ class _Reader:
         base = self.at.get(line.pid, self.home)
         name = _decode(line.arguments[position + at].strip('"'))
         if at and (descriptor := _FD.match(line.arguments[position])):
-            base = _decode(descriptor[2])
+            base = _shown(descriptor[2], descriptor[3])
+        if not name:
+            return base  # the descriptor itself
+        if by_descriptor := re.fullmatch(r"/proc/(?:self|\d+)/fd/(\d+)", name):
+            return self.opened.get(int(by_descriptor[1]), name)
         path = os.path.join(base, name)  # noqa: PTH118 - many names
         folder, last = os.path.split(path)
         # Descriptors have real paths; a name is made comparable with them. The last part may be gone, or a link itself.
@@ -303,6 +312,11 @@ def _decode(text: str) -> str:
     if "\\x" not in text:
         return text
     return os.fsdecode(bytes.fromhex("".join(_ESCAPE.findall(text))))
+
+
+def _shown(path: str, gone: str | None) -> str:
+    """The path of a descriptor; of a file without a name, or with none any more, it ends in `DELETED`."""
+    return _decode(path) + (DELETED if gone else "")
 
 
 def _regular(path: str) -> str:

@@ -336,6 +336,28 @@ def test_how_a_program_writes_files(tmp_path, way):
     assert (check.id, check.status) == ("files.flushes", "ok")
 
 
+UNNAMED = """
+import os, sys, tempfile
+folder, flushed = sys.argv[1:]
+with tempfile.TemporaryFile(dir=folder) as scratch:
+    scratch.write(b"never a checkpoint" * 1000)
+for n in range(3):
+    file = os.open(folder, os.O_TMPFILE | os.O_WRONLY)
+    os.write(file, b"x" * 500)
+    if flushed == "yes":
+        os.fsync(file)
+    directory = os.open(folder, os.O_RDONLY)
+    os.link(f"/proc/self/fd/{file}", f"{folder}/checkpoint-{n}", src_dir_fd=directory, follow_symlinks=True)
+    os.fsync(directory)
+"""
+
+
+@pytest.mark.parametrize("flushed, way", [("yes", "fsync-dir"), ("no", "rename")])
+def test_a_file_that_gets_its_name_last(tmp_path, flushed, way):
+    (fact,) = watched(tmp_path.as_uri(), sys.executable, "-c", UNNAMED, str(tmp_path), flushed).facts
+    assert (fact.value, fact.origin.startswith(f"as watched: 3 {way}; ")) == (way, True)
+
+
 def test_a_child_of_a_program_counts_through_a_link_too(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

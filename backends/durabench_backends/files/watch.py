@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from durabench_backends.contract import Fact
+from durabench_backends.contract import DELETED, Fact
 from durabench_backends.files.promises import FSYNC_DIR, FSYNC_FILE, IN_PLACE, IN_PLACE_FSYNC, RENAME, WATCHED
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _Watch:
     def in_place(self) -> Iterator[tuple[str, str]]:
         """What is left under the name that it was written to."""
         for path, file in self.files.items():
-            if file.writes:
+            if file.writes and not path.endswith(DELETED):
                 flushed = not (file.dirty or file.unpaired or file.made)
                 yield path, IN_PLACE_FSYNC if flushed else IN_PLACE
 

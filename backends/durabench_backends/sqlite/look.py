@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -24,6 +25,8 @@ RESERVED_BYTE = 0x40000001
 """A writer holds a lock on it from before its journal exists until after it is gone (fileformat2.html, *lock-byte
 page*; os.h).
 """
+SHARED_BYTES = (0x40000002, 510)
+"""Every connection to a WAL database holds a lock on some of them as long as it is open (src/pager.c)."""
 DEADMAN_BYTE = 128
 """Of the -shm file: every connection to a WAL database holds a lock on it (walformat.html, *WAL locks*)."""
 HOT_LOOKS = 3
@@ -139,19 +142,24 @@ def _begins_hot(journal: int) -> bool:
 
 
 def _has_unrecovered_wal(path: Path) -> bool:
-    """Frames in the WAL, and no connection to the database: who wrote them died, or its files were copied."""
-    wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
-    before = wal.stat()
-    if before.st_size <= WAL_HEADER_BYTES:
-        return False
-    if shm.exists() and (is_open_here(shm) or _is_locked(shm, DEADMAN_BYTE)):
-        return False
-    return wal.stat().st_ino == before.st_ino
+    """Frames in the WAL, and no connection to the database: who wrote them died, or its files were copied.
+
+    A connection holds a lock on the database from before it has a WAL until after it has removed it; the -shm file goes
+    first. The same WAL is there before and after the lock is asked for, so it is not one that just came or went.
+    """
+    shm = Path(f"{path}-shm")
+    with Path(f"{path}-wal").open("rb") as wal:
+        if os.fstat(wal.fileno()).st_size <= WAL_HEADER_BYTES or _is_locked(path, *SHARED_BYTES):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            if is_open_here(shm) or _is_locked(shm, DEADMAN_BYTE):
+                return False
+        return os.fstat(wal.fileno()).st_nlink > 0
 
 
-def _is_locked(path: Path, byte: int) -> bool:
-    """Whether another process holds a lock on that byte; asks only (fcntl(2), F_GETLK), and takes none."""
+def _is_locked(path: Path, byte: int, size: int = 1) -> bool:
+    """Whether another process holds a lock on one of those bytes; asks only (fcntl(2), F_GETLK), and takes none."""
     with path.open("rb") as file:
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, size, 0)
         answer = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return bool(answer[0] != fcntl.F_UNLCK)
