@@ -159,8 +159,10 @@ def _decided(seen: _Seen) -> Crossing:
     signs = _signs(smooth)
     changes, alike = _compared(signs)
     below = _faster(signs[0, 0] or signs[0, -1])
-    if changes[0] > 1 or below is None or np.mean(alike[1:]) < 1 - UNCERTAIN:
-        return _unreliable(_shares(changes[1:], alike[1:]))
+    if below is None:
+        return _unreliable("the medians are equal")
+    if changes[0] > 1 or np.mean(alike[1:]) < 1 - UNCERTAIN:
+        return _unreliable(_shares(changes, alike))
     if changes[0] == 0:
         odd = _contradicting(seen, None, below)
         return _unreliable(_other_way(odd)) if odd else _everywhere(below)
@@ -196,14 +198,17 @@ def _everywhere(side: Side) -> Crossing:
 def _shares(changes: Ints, alike: NDArray[np.bool_]) -> str:
     import numpy as np
 
-    none, several = 100 * float(np.mean(changes == 0)), 100 * float(np.mean(changes > 1))
-    other = max(0.0, 100 * float(np.mean((changes == 1) & ~alike)))
-    parts = [
-        f"{share:.2g} % {what}"
-        for share, what in ((none, "do not cross"), (several, "cross several times"), (other, "cross the other way"))
-        if share
-    ]
-    return f"of {len(changes):,} resamples {', '.join(parts)}" if parts else "the medians are equal"
+    never, once = changes == 0, changes == 1
+    one_sided = changes[0] == 0  # what was measured does not cross: then it matters who is in front
+    kinds = {
+        "do not cross": never & (alike | (not one_sided)),
+        "have the other one in front everywhere": never & ~alike & one_sided,
+        "cross several times": changes > 1,
+        "cross once": once & (changes[0] != 1),
+        "cross the other way": once & ~alike & (changes[0] == 1),
+    }
+    parts = [f"{100 * float(np.mean(rows[1:])):.2g} % {what}" for what, rows in kinds.items() if rows[1:].any()]
+    return f"of {len(changes) - 1:,} resamples {', '.join(parts)}"
 
 
 def _other_way(size_bytes: int | None) -> str:

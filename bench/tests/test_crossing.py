@@ -97,6 +97,8 @@ def test_equal_stores_have_no_crossing_and_no_winner():
     assert sum(one.below is not None for one in found) <= 1
     same = {size: [[1000.0]] * 6 for size in COARSE}
     assert crossing(same, same, seed=1).below is None
+    assert crossing(same, same, seed=1).why == f"{NONE_RELIABLE}: the medians are equal"
+    assert any("have the other one in front everywhere" in one.why for one in found)
 
 
 def test_a_step_at_one_size_is_told_and_not_smoothed_away():

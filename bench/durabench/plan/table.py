@@ -263,7 +263,8 @@ def _losses(document: Json) -> list[str]:
 def _why_not(document: Json) -> list[str]:
     found = document["recommendation"] or {}
     lines = [found["why_runner_up_lost"]] if found.get("why_runner_up_lost") else []
-    lines += [f"not told apart by speed: {name}" for name in found.get("tied", ()) if not lines or name not in lines[0]]
+    tied = [name for name in found.get("tied", ()) if not lines or not lines[0].startswith(f"{name}:")]
+    lines += [f"nor told apart by speed: {'; '.join(tied)}"] if tied else []
     excluded = found.get("excluded")
     if excluded is None:
         excluded = [one for one in document["candidates"] if not one["meets_goal"]]
