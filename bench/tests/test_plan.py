@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durabench import cli, floor, meter, results
+from durabench import cli, floor, meter, results, service
 from durabench.cli.options import seconds
 from durabench.plan import document, loss, planning, sizes, split, trace
 from durabench.plan.accounting import drop_from_cache, written_bytes, written_since
 from durabench.row import PLAN, as_markdown
 from durabench_backends.contract import DATA, METADATA
+from durabench_backends.s3.client import ours
 
 HERE = Path(__file__).parent
 TRACE = [{"step": n, "metadata_bytes": 2048, "data_bytes": 65536, "changed": n in (0, 3)} for n in range(6)]
@@ -496,6 +497,29 @@ def test_sizes_are_read_from_a_database_whose_log_was_left(tmp_path):
     connection.close()
     assert own_sizes(f"sqlite:///{path}", tmp_path)["values"] == 7
     assert [entry.name for entry in (tmp_path / "db").iterdir()] == ["app.db"]
+
+
+def test_sizes_are_read_from_servers_by_prefix_or_table(tmp_path, monkeypatch):
+    """One of each kind of server; nothing of theirs is changed by it."""
+    sizes_put = [10, 20, 20, 30_000]
+    with service.running("valkey", "aof-no", tmp_path / "valkey") as one:
+        store = one.backend.open("data")
+        for number, size in enumerate(sizes_put):
+            store.put(f"k{number}", b"x" * size)
+        store.close()
+        host, port = one.machine.address(one.machine.port("store/valkey"))
+        found = own_sizes(f"valkey://{host}:{port}#durabench:data:", tmp_path)
+        assert (found["values"], found["total_bytes"]) == (4, sum(sizes_put))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "mock")
+    with service.running("s3-moto", "unversioned", tmp_path / "moto") as one:
+        store = one.backend.open("data")
+        for number, size in enumerate(sizes_put):
+            store.put(f"k{number}", b"x" * size)
+        host, port = one.machine.address(one.machine.port("store/s3"))
+        url = f"s3://{ours(port, '', '').bucket}/data?endpoint_url=http://{host}:{port}&region=us-east-1"
+        found = own_sizes(url, tmp_path)
+        assert (found["values"], found["total_bytes"]) == (4, sum(sizes_put))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from durabench_backends import locate
-from durabench_backends.contract import Check, Command, Fact, Goal, Promise, Setting
+from durabench_backends.contract import Check, Command, Fact, Goal, Limit, Promise, Setting
 from durabench_backends.s3 import look, promises
 from durabench_backends.s3.client import ON, Bucket, Where, error_code
 from durabench_backends.s3.errors import told
@@ -42,6 +42,9 @@ class S3:
     settings: ClassVar[Sequence[Setting]] = ()
     pages: ClassVar[Mapping[str, str]] = PAGES
     probes: ClassVar[Sequence[str]] = PROBES
+    limit: ClassVar[Limit] = Limit(
+        5 << 30, 'Amazon S3 User Guide: "With a single PUT operation, you can upload a single object up to 5 GB"'
+    )
     mock: bool = False
     """Whether a mock answers; known once `inspect` was called."""
 
@@ -82,6 +85,10 @@ class S3:
     def size_bytes(self) -> int:
         """The sizes of all objects under the prefix, every version counted."""
         return self._bucket.stored_bytes(self._bucket.where.prefix)
+
+    def sizes_bytes(self, within: str) -> Iterable[int]:
+        """Of every object under the URL's prefix whose name goes on with ``within``."""
+        return self._bucket.sizes_bytes(self._bucket.where.prefix + within)
 
     def identity(self) -> str:
         """Its address: a service tells nobody when it was started, and it is not ours to restart."""

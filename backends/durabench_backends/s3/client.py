@@ -303,6 +303,12 @@ class Bucket:
             pages = self.pages("list_object_versions", Prefix=prefix)
             return sum(int(version["Size"]) for page in pages for version in page.get("Versions", ()))
 
+    def sizes_bytes(self, prefix: str) -> Iterator[int]:
+        """The size of every object under ``prefix``, its newest version only."""
+        with coming_up():
+            for page in self.pages("list_objects_v2", Prefix=prefix):
+                yield from (int(each["Size"]) for each in page.get("Contents", ()))
+
     def open(self, namespace: str, *, versioned: bool, conditional: bool) -> S3Store:
         """A store for a namespace, once the bucket answers. NotReady before that."""
         self.head()

@@ -55,8 +55,9 @@ class Ledger:
     """Shows one line of progress, which the next one replaces."""
     total_s: float = float("inf")
     """How long all of it may take."""
+    began: float = field(default_factory=time.monotonic)
+    """When the command did, on the monotonic clock."""
     rows: list[Row] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, kind: str, candidate: Candidate, **words: Any) -> None:
@@ -101,8 +102,8 @@ class Ledger:
 
     def left_s(self) -> float:
         """How much of that is left."""
-        return self.total_s - (time.monotonic() - self._began)
+        return self.total_s - (time.monotonic() - self.began)
 
     def progress(self, what: str) -> None:
         """Say what is being done, and how far that is from the end."""
-        self.line(f"{time.monotonic() - self._began:5.0f} s of at most {self.total_s:.0f} s  {what}")
+        self.line(f"{time.monotonic() - self.began:5.0f} s of at most {self.total_s:.0f} s  {what}")

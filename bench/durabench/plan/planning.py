@@ -187,6 +187,7 @@ class _Going:
     chosen: list[Candidate]
     say: Callable[[str], None]
     line: Callable[[str], None]
+    began: float = field(default_factory=time.monotonic)
     own_sizes: dict[str, Any] | None = None
     looked: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
@@ -212,6 +213,7 @@ class _Going:
             self.say,
             self.line,
             total_s=self.effort.total_s,
+            began=self.began,
         )
         self.say(f"results go to {folder.path}; this takes at most {self.effort.total_s / 60:.2g} minutes")
         interrupted = False
@@ -232,8 +234,8 @@ class _Going:
         sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said)
         try:
             sweep.cost(self.sizes)
-            sweep.coarse(self.sizes)
             rest_s = self.effort.faults_s + self.effort.steps_s
+            sweep.coarse(self.sizes, min(self.effort.coarse_s, ledger.left_s() - rest_s))
             self.looked = sweep.fine(min(self.effort.fine_s, ledger.left_s() - rest_s))
         finally:
             changed = {one.label: one for one in sweep.candidates}

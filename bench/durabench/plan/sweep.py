@@ -147,11 +147,11 @@ class Sweep:
 
     # --- the passes
 
-    def coarse(self, sizes: Sequence[int]) -> None:
+    def coarse(self, sizes: Sequence[int], budget_s: float) -> None:
         """Every size of the grid; the largest are left out where the rounds would take too long."""
         due = [Visit(one, size) for one in self.candidates for size in sizes]
         extra = [Visit(one, size, COMPRESSIBLE) for one in self.candidates for size in sizes[::COMPRESSIBLE_EVERY]]
-        self._rounds(COARSE, due, extra if self.effort.compressible else [], self.effort.coarse_s)
+        self._rounds(COARSE, due, extra if self.effort.compressible else [], budget_s)
 
     def fine(self, budget_s: float) -> dict[tuple[str, str], tuple[int, int]]:
         """Six sizes inside the bracket of every pair that crosses; which pairs had one looked into."""
