@@ -81,10 +81,9 @@ print([hashlib.sha256(path.read_bytes()).hexdigest() for path in made])
 def test_the_same_results_give_the_same_bytes_in_another_process(tmp_path):
     """Another hash seed, another process, somebody's own matplotlib settings."""
     folder = EVERYTHING["record"](tmp_path / "run", trials=2, settings=EVERYTHING["SETTINGS"][9:12])
-    config = tmp_path / "config"
-    config.mkdir()
-    (config / "matplotlibrc").write_text("font.size: 30\nlines.linewidth: 9\n")
-    env = {**os.environ, "PYTHONHASHSEED": "7", "MPLCONFIGDIR": str(config)}
+    config = tmp_path / "matplotlibrc"
+    config.write_text("font.size: 30\nlines.linewidth: 9\n")
+    env = {**os.environ, "PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(config)}
     argv = [sys.executable, "-c", ELSEWHERE, str(folder.path), str(tmp_path / "theirs")]
     theirs = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=120)
     made = charts.draw(report.document([folder]), [folder], tmp_path / "ours")

@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 import shutil
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from durabench.report.html import losses, raw
 from durabench.results import Folder
 
 EVERYTHING = runpy.run_path(str(Path(__file__).parent / "all_settings.py"))
+GOLDEN = Path(__file__).parent / "golden"
 RECORD, MACHINE = EVERYTHING["record"], EVERYTHING["MACHINE"]
 HOSTILE = "</script><img src=x onerror=document.title='owned'> & \u2028 {{ 7 * 7 }}"
 ARGUMENTS = (
@@ -395,6 +397,18 @@ def test_the_command_writes_the_page_and_the_charts_and_names_what_it_cannot_wri
         status, said = typed(*words)
         assert status == 2
         assert re.fullmatch(r"durabench: .* cannot be written: .*; choose another (file|folder)\n", said.err)
+
+
+def test_the_words_of_the_page_are_as_they_were_when_somebody_looked(tmp_path):
+    """To accept a change: look at the file that the failure names, then copy it over the golden one."""
+    few = [("files", "rename"), ("postgres", "off"), ("valkey", "waitaof"), ("s3-moto", "versioned")]
+    folder = RECORD(tmp_path / "run", 4, settings=few, plan=False)
+    shown = page_of(tmp_path / "report.html", [folder]).read_text().replace(str(tmp_path), "results")
+    shown = re.sub(r"<(svg|script|style)\b.*?</\1>", "", shown, flags=re.DOTALL)
+    lines = [" ".join(unescape(re.sub(r"<[^>]+>", " ", line)).split()) for line in shown.splitlines()]
+    words = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", "WHEN", "\n".join(filter(None, lines)) + "\n")
+    (tmp_path / "page.txt").write_text(words)
+    assert words == (GOLDEN / "page.txt").read_text(), f"look at {tmp_path / 'page.txt'}"
 
 
 def test_secrets_do_not_pass_into_a_page(tmp_path):
