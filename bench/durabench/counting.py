@@ -91,22 +91,28 @@ def count(name: str, url: str, backend: Backend, promise: Promise, goal: Goal) -
     and the flushes seen for each; ``name`` is the registry's, ``promise`` the one in force. For ``--probe``.
     """
     identifier = _id(backend)
-    if goal.survive < Domain.MACHINE:
-        return [Check(identifier, "skip", evidence=f"nothing needs a flush to survive {goal.survive.label}")]
-    if promise.may_lose_s.get(Domain.MACHINE) != 0:
-        return [Check(identifier, "skip", evidence="no flush before the acknowledgement is promised: nothing to count")]
     pids = list(backend.writer_pids()) if isinstance(backend, Verifiable) else []
-    if not pids and not isinstance(backend, Watchable):
-        return [Check(identifier, "skip", evidence="the server is not on this machine, so it cannot be traced")]
+    needless = _needless(backend, pids, promise, goal)
+    if needless is not None:
+        return [Check(identifier, "skip", evidence=needless)]
     try:
         with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
             return [_judged(identifier, backend, _counted(name, url, pids, Path(scratch)))]
-    except MayNotPut as error:
-        fix = "probe with a login that may make a namespace (a table, a bucket, a key) of its own"
-        return [Check(identifier, "skip", evidence=f"not counted: {error}", fix=fix)]
+    except tracing.NotAllowed as error:
+        return [Check(identifier, "unknown", evidence=f"not counted: {error.why}", fix=error.fix)]
     except process.HarnessError as error:
-        why, _, fix = str(error).rpartition(": ") if isinstance(error, tracing.NotAllowed) else (str(error), "", "")
-        return [Check(identifier, "unknown", evidence=f"not counted: {why}", fix=fix or None)]
+        return [Check(identifier, "unknown", evidence=f"not counted: {error}")]
+
+
+def _needless(backend: Backend, pids: Sequence[int], promise: Promise, goal: Goal) -> str | None:
+    """Why there is nothing to count; None where there is."""
+    if goal.survive < Domain.MACHINE:
+        return f"nothing needs a flush to survive {goal.survive.label}"
+    if promise.may_lose_s.get(Domain.MACHINE) != 0:
+        return "no flush before the acknowledgement is promised: nothing to count"
+    if not pids and not isinstance(backend, Watchable):
+        return "the server is not on this machine, so it cannot be traced"
+    return None
 
 
 class Counted(NamedTuple):

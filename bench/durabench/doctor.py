@@ -116,8 +116,7 @@ def _tracing() -> Iterator[Finding]:
     try:
         tracing.require()
     except tracing.NotAllowed as error:
-        said, _, fix = str(error).rpartition(": ")
-        yield Finding("tracing", "spoils", f"{said}; verify cannot count flushes", fix)
+        yield Finding("tracing", "spoils", f"{error.why}; verify cannot count flushes", error.fix)
         return
     scope = mounts.read(Path("/proc/sys/kernel/yama/ptrace_scope")) or "0"
     if scope != "0" and os.geteuid() != 0:

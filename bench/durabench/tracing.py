@@ -66,25 +66,29 @@ class Seen:
 
 
 class NotAllowed(process.HarnessError):
-    """Tracing is not possible here; the message ends with what would allow it, after the last ``": "``."""
+    """Tracing is not possible here: ``why``, and in ``fix`` what would allow it."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(f"{why}: {fix}")
+        self.why, self.fix = why, fix
 
 
 def require() -> None:
     """NotAllowed unless strace is here and may trace a program that it starts."""
-    why = _why_not()
-    if why is not None:
-        raise NotAllowed(why)
+    lack = _lack()
+    if lack is not None:
+        raise NotAllowed(*lack)
 
 
 @cache
-def _why_not() -> str | None:
+def _lack() -> tuple[str, str] | None:
+    """Why no program can be traced here, and what would allow it; None where one can."""
     if shutil.which(STRACE) is None:
-        return f"strace is not installed: {INSTALL}"
+        return "strace is not installed", INSTALL
     try:
         process.output([STRACE, "-o", os.devnull, "-e", "trace=none", "true"], deadline_s=ATTACH_S)
     except process.HarnessError as error:
-        said = str(error).replace(": ", ", ")
-        return f"strace may not trace here ({said}): in a container, docker run --cap-add SYS_PTRACE"
+        return f"strace may not trace here ({error})", "in a container: docker run --cap-add SYS_PTRACE"
     return None
 
 
@@ -129,11 +133,11 @@ def _wait_until_attached(tracer: process.Process, log: Path, pids: set[int]) -> 
         for pid in sorted(missing):
             refusal = re.search(rf"ptrace\(PTRACE_\w+, {pid}\S*: (.*)", said)
             if refusal and "No such process" not in refusal[1]:
-                message = f"process {pid} may not be traced ({refusal[1].lower()}): {_leave(pid)}"
-                raise NotAllowed(message)
+                why = f"process {pid} may not be traced ({refusal[1].lower()})"
+                raise NotAllowed(why, _leave(pid))
         if time.monotonic() > end or not tracer.alive():
-            message = f"strace did not attach to process {min(missing)}{process.tail(log)}: run it as root"
-            raise NotAllowed(message)
+            why = f"strace did not attach to process {min(missing)}{process.tail(log)}"
+            raise NotAllowed(why, "run it as root")
         time.sleep(POLL_S)
 
 

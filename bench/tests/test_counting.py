@@ -169,10 +169,10 @@ def test_a_busy_database_is_counted_beside_its_writer(tmp_path):
 
 @pytest.fixture
 def no_strace(monkeypatch):
-    tracing._why_not.cache_clear()
+    tracing._lack.cache_clear()
     monkeypatch.setattr(tracing, "STRACE", "no-such-tracer")
     yield
-    tracing._why_not.cache_clear()
+    tracing._lack.cache_clear()
 
 
 def test_without_a_tracer_it_is_unknown_with_what_would_allow_it(tmp_path, no_strace):

@@ -279,10 +279,10 @@ def test_missing_tools_and_rights(monkeypatch, machine):
     assert found(doctor._tracing) == "spoils"
     machine["/proc/sys/kernel/yama/ptrace_scope"] = "0"
     assert found(doctor._tracing) == "ok"
-    tracing._why_not.cache_clear()
+    tracing._lack.cache_clear()
     monkeypatch.setattr(tracing, "STRACE", "no-such-tracer")
     assert found(doctor._tracing) == "spoils"
-    tracing._why_not.cache_clear()
+    tracing._lack.cache_clear()
 
 
 def test_every_finding_has_its_mend_and_the_exit_status_is_theirs(tmp_path, monkeypatch, capsys, own_device):
