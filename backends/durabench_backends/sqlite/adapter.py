@@ -170,14 +170,16 @@ class Sqlite:
         ]
 
     def _journal_mode_in_force(self) -> Fact:
-        """Only WAL is stored in the file; which rollback journal is used, each connection decides."""
+        """Only WAL is stored in the file. In any other a connection that sets no journal mode gets SQLite's own,
+        DELETE; one that sets another must be named by the URL.
+        """
         identifier = "sqlite.journal_mode"
         if look.in_wal_mode(self._path):
             differs = self._journal_mode not in {None, "wal"}
             return Fact(identifier, "wal", "database header" + (f"; {self._origin} differs" if differs else ""))
         empty = not self._path.stat().st_size
         if self._journal_mode is None:
-            return Fact(identifier, "", "", self._unsaid("which rollback journal it uses", "journal_mode"))
+            return Fact(identifier, "delete", "database header: not WAL, so SQLite's own where the program sets none")
         if self._journal_mode == "wal" and not empty:
             return Fact(identifier, "rollback", f"database header: not WAL, although the {self._origin} says so")
         return Fact(identifier, self._journal_mode, self._origin)

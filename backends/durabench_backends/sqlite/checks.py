@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PAGES = {
     "sqlite.journal_mode": (
         "How a commit is made all or nothing. WAL is stored in the file, read here from its header (byte 18) without "
-        "opening it; which rollback journal is used (delete, truncate, persist, memory, off) each connection "
-        "decides, so it comes from the URL or from watching the program. memory and off: a program that dies inside "
+        "opening it. In any other file a connection gets DELETE, SQLite's own, unless it sets truncate, persist, "
+        "memory or off: then say so in the URL, or let it be watched. memory and off: a program that dies inside "
         "a transaction leaves a corrupt database. Mend it: PRAGMA journal_mode=WAL, once. Source: "
         "sqlite.org/pragma.html, journal_mode; fileformat2.html, the database header."
     ),
