@@ -101,7 +101,9 @@ def count(name: str, url: str, backend: Backend, promise: Promise, goal: Goal) -
     except tracing.NotAllowed as error:
         return [Check(identifier, "unknown", evidence=f"not counted: {error.why}", fix=error.fix)]
     except process.HarnessError as error:
-        return [Check(identifier, "unknown", evidence=f"not counted: {error}")]
+        return [
+            Check(identifier, "unknown", evidence=f"not counted: {error}", fix="ask again when it can be written to")
+        ]
 
 
 def _needless(backend: Backend, pids: Sequence[int], promise: Promise, goal: Goal) -> str | None:
