@@ -64,6 +64,7 @@ __all__ = [
     "distinct",
     "machine8",
     "machine_facts",
+    "member",
     "redact",
     "redact_all",
     "redact_argv",
@@ -322,7 +323,7 @@ class Folder:
     @property
     def run(self) -> dict[str, Any]:
         """run.json. NotAFolder where there is none."""
-        return _member(self.path, "run.json")
+        return member(self.path, "run.json")
 
     @property
     def finished(self) -> bool:
@@ -337,7 +338,7 @@ class Folder:
     @property
     def done(self) -> dict[str, Any] | None:
         """done.json; None while the run is unfinished."""
-        return _member(self.path, "done.json") if self.finished else None
+        return member(self.path, "done.json") if self.finished else None
 
     def trials(self) -> list[Row]:
         """The rows of every trial that is whole, in the order in which they ended."""
@@ -358,7 +359,7 @@ class Folder:
     @property
     def plan_document(self) -> dict[str, Any] | None:
         """plan.json; None where this is no plan, or one that has not ended."""
-        return _member(self.path, "plan.json") if (self.path / "plan.json").exists() else None
+        return member(self.path, "plan.json") if (self.path / "plan.json").exists() else None
 
     def samples(self, at: int | None, n: int | None) -> array[int]:
         """The latencies in ns that a row points to; empty where it has none, or where they are no longer there."""
@@ -604,7 +605,7 @@ def _differences(name: str, old: Any, new: Any) -> list[str]:
     return [f"{name} was {old}, is {new}"]
 
 
-def _member(path: Path, name: str) -> dict[str, Any]:
+def member(path: Path, name: str) -> dict[str, Any]:
     """A JSON file of the folder. NotAFolder says what is wrong."""
     if not path.exists():
         message = f"{path} does not exist; {_MEND}"

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench import campaign, device, judgement, profile, recorded, results, schedule
+from durabench import campaign, device, fault, judgement, profile, recorded, results, schedule
 from durabench.campaign import Campaign, Interrupted, Prepared
 from durabench.ground import Ground
 from durabench.guest import Laboratory, NoMachine
@@ -72,7 +72,7 @@ def require_linux() -> None:
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
     if platform.system() != "Linux" or release < OLDEST_LINUX:
         here = f"{platform.system()} {platform.release()}"
-        message = f"trials need Linux 5.3 or newer, this is {here}; report and judge work here"
+        message = f"trials need Linux 5.3 or newer, this is {here}; report, compare and judge work here"
         raise Unsupported(message)
 
 
@@ -338,23 +338,28 @@ def replay(folder: results.Folder, trial: int, directory: Path | None, say: Call
 def _replay_recorded(
     folder: results.Folder, plan: TrialPlan, directory: Path | None, say: Callable[[str], None]
 ) -> list[Row]:
-    """The same crash image from the stored recording, recovered and judged again."""
-    path = folder.path / "recordings" / f"{plan.recording}.gz"
+    """The same crash image from the stored recording, recovered and judged again; a kill on a slow drive once more."""
     before = next((row for row in folder.trials() if row["trial"] == plan.trial), None)
-    if before is None or not path.exists():
+    late = fault.load(plan.fault).late_flushes
+    if before is None or not (late or folder.has_recording(str(plan.recording))):
         usual = "only those that lost something are, as far as there is room: --max-recordings"
         why = (folder.done or {}).get("recordings_not_kept", {}).get(plan.recording, usual)
         message = f"trial {plan.trial} cannot be replayed: its recording is not kept ({why})"
         raise schedule.UsageError(message)
-    say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, recording {path.name}, position {before['position']}")
+    where = f"victim put {plan.victim}" if late else f"recording {plan.recording}, position {before['position']}"
+    say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, {where}")
     ground = Ground(directory or folder.path.parent)
     try:
         laboratory = Laboratory(ground, say)
         try:
-            if plan.lane != "loop":
+            if late or plan.lane != "loop":
                 laboratory.prepare(plan.targets.values(), [plan.filesystem])
-            events = folder.history(plan.trial, before["attempt"])
-            outcome = recorded.again(path, plan, events, before["state"], before["position"], laboratory)
+            if late:
+                outcome = recorded.kill_on_slow_drive(plan, laboratory)
+            else:
+                path = folder.path / "recordings" / f"{plan.recording}.gz"
+                events = folder.history(plan.trial, before["attempt"])
+                outcome = recorded.again(path, plan, events, before["state"], before["position"], laboratory)
         finally:
             laboratory.close()
     except NoMachine as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from durabench.results import NotAFolder
+from durabench.results import member
 from durabench.row import Field
 
 if TYPE_CHECKING:
@@ -75,22 +74,11 @@ def is_plan(path: Path) -> bool:
 
 def compare(a: Path, b: Path) -> list[Pair]:
     """Every crossing of either plan, what moved first. NotAFolder where a plan.json is torn."""
-    old, new = _read(a), _read(b)
+    old, new = member(a, PLAN), member(b, PLAN)
     unlike = _unlike(old, new)
     left, right = _by_pair(old), _by_pair(new)
     found = [_pair(key, left.get(key), right.get(key), unlike) for key in dict.fromkeys([*right, *left])]
     return sorted(found, key=lambda one: CHANGES.index(one.change))
-
-
-def _read(path: Path) -> Json:
-    try:
-        content = json.loads((path / PLAN).read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        message = f"{path / PLAN} is not what durabench writes; give the folder that `durabench plan` printed last"
-        raise NotAFolder(message)
-    return content
 
 
 def _unlike(old: Json, new: Json) -> str | None:

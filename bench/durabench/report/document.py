@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING, Any
 
+from durabench.fault import FAULTS
 from durabench.report.cells import cells, loses
 from durabench.report.pick import Pick, pick
 from durabench.results import SCHEMA_VERSION, Differs, Tally, distinct
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from durabench.row import Row
 
 HELD, BROKEN, COULD_NOT_TELL = 0, 1, 3
+LATE = [fault.name for fault in FAULTS.values() if fault.late_flushes]
+"""Kills on a machine: repeated from their plan, as those on this host are; no recording is needed."""
 _MS = 1e6
 
 
@@ -56,7 +59,7 @@ class _Run:
                 recording: str | None = row.get("recording")
                 if recording is not None and recording not in kept:
                     kept[recording] = self.folder.has_recording(recording)
-                again = recording is None or kept[recording]
+                again = recording is None or kept[recording] or row["fault"] in LATE
                 if recording is not None and not again and loses(row) and row["destroyed"] != Domain.FLUSHED.label:
                     self.missing.recordings.add(recording)
                 row["run"] = self.name
