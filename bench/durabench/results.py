@@ -496,7 +496,7 @@ def _factored(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _document(content: Mapping[str, Any]) -> str:
     """JSON that a person can read and a diff can follow: a line per entry of a list of mappings."""
-    write = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+    write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     members = []
     for name, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
