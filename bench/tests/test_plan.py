@@ -197,6 +197,7 @@ def test_split_writes_data_only_where_it_changed_and_the_accounting_agrees(plann
 
 def test_both_layouts_are_put_through_the_faults(planned):
     plan, _ = planned
+    assert any(one["split"]["faults"] for one in plan["split"] if one["metadata"] != one["data"]), "also over two"
     for one in plan["split"]:
         if one["metadata"] == one["data"]:
             assert {fault["fault"] for fault in one["whole"]["faults"]} <= {"kill-client"}, "there is no server to kill"
@@ -662,10 +663,16 @@ def test_a_dropped_file_is_seen_to_be_gone(tmp_path):
 def test_a_layout_that_loses_is_counted_by_trials():
     def row(trial, **words):
         same = {"backend": "b", "setting": "s", "workload": "agent", "fault": "kill-client", "verdict": "kept"}
+        same |= {"namespace": "metadata", "partner": None}
         return {**same, "trial": trial, "lost": 0, "dangling": 0, "unavailable": False, **words}
 
-    rows = [row(0), row(0, lost=3, verdict="broken"), row(1, dangling=1), row(2, verdict="unknown", lost=9)]
-    (found,) = loss.summary(rows, "b:s", "split")
+    rows = [row(0), row(0, namespace="data", lost=3, verdict="broken"), row(1, dangling=1)]
+    rows += [row(2, verdict="unknown", lost=9), row(3, partner="c:t", lost=5, verdict="broken")]
+    rows += [row(3, backend="c", setting="t", namespace="data", partner="b:s", lost=2, verdict="broken")]
+    (found,) = loss.summary(rows, "b:s", "b:s", "split")
     assert (found["trials"], found["trials_with_loss"], found["lost"], found["dangling"]) == (2, 1, 3, 1)
     assert found["verdict"] == "broken"
-    assert loss.summary(rows, "b:s", "whole") == []
+    assert loss.summary(rows, "b:s", "b:s", "whole") == []
+    (over_two,) = loss.summary(rows, "b:s", "c:t", "split")
+    assert (over_two["trials"], over_two["trials_with_loss"], over_two["lost"]) == (1, 1, 7)
+    assert loss.summary(rows, "c:t", "b:s", "split") == []

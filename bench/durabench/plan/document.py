@@ -201,7 +201,6 @@ def _split_entry(
     trial_rows: Sequence[Row],
 ) -> dict[str, Any]:
     whole, parted, many = layouts
-    same = metadata == data
     return {
         "trace": trace.name,
         "metadata": metadata,
@@ -213,8 +212,8 @@ def _split_entry(
         "bytes_per_step_whole": _per_step(whole),
         "bytes_per_step_split": _per_step(parted),
         "bytes_per_step_put_many": _per_step(many),
-        "whole": _layout(whole, loss.summary(trial_rows, metadata, split.WHOLE)),
-        "split": _layout(parted, loss.summary(trial_rows, metadata, split.SPLIT) if same else []),
+        "whole": _layout(whole, loss.summary(trial_rows, metadata, metadata, split.WHOLE)),
+        "split": _layout(parted, loss.summary(trial_rows, metadata, data, split.SPLIT)),
         "put_many": _layout(many, []),
         "ratios": {
             f"{when}_{what}": _ratio(

@@ -14,6 +14,7 @@ from durabench import campaign, judgement, schedule
 from durabench import fault as faults
 from durabench.trial import Outcome, TrialPlan
 from durabench.workload import DATA_BYTES, METADATA_BYTES
+from durabench_backends.contract import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +34,19 @@ LEAVE_S = 10.0
 
 
 def cells(candidates: Sequence[Candidate], embedded: Mapping[Target, bool]) -> list[tuple[str, schedule.Cell]]:
-    """(workload, cell) of every candidate, layout and fault that can be done to it here."""
-    found = []
-    for one in candidates:
-        for workload in WORKLOADS.values():
-            for name in FAULTS:
-                if faults.load(name).needs_server and (embedded[one.target] or one.target.url):
-                    continue
-                found.append((workload, schedule.Cell(one.target, one.target, name)))
-    return found
+    """(workload, cell) of every candidate, layout and fault that can be done to it here; and of split over two, its
+    data in the first candidate.
+    """
+    targets = [one.target for one in candidates]
+    arranged = [(workload, target, target) for target in targets for workload in WORKLOADS.values()]
+    arranged += [(WORKLOADS["split"], target, targets[0]) for target in targets[1:]]
+    return [
+        (workload, schedule.Cell(metadata, data, name))
+        for workload, metadata, data in arranged
+        for name in FAULTS
+        if not faults.load(name).needs_server
+        or any(not embedded[target] and not target.url for target in (metadata, data))
+    ]
 
 
 def plans(some: Sequence[tuple[str, schedule.Cell]], trials: int, seed: int) -> list[TrialPlan]:
@@ -130,16 +135,23 @@ def _visits(some: Sequence[TrialPlan]) -> Iterator[schedule.Visit]:
             yield schedule.Visit(members[at : at + schedule.VISIT_TRIALS])
 
 
-def summary(rows: Sequence[Row], label: str, layout: str) -> list[dict[str, Any]]:
+def _arranged(row: Row) -> tuple[str, str, str] | None:
+    """Metadata's and data's label and the workload of a trial, from its metadata row; None for the other one."""
+    label = f"{row['backend']}:{row['setting']}"
+    return (label, row["partner"] or label, row["workload"]) if row["namespace"] == METADATA else None
+
+
+def summary(rows: Sequence[Row], metadata: str, data: str, layout: str) -> list[dict[str, Any]]:
     """What a layout lost under each fault: counts over the trials, and the bound that they give."""
     from durabench.statistics import loss_rate
 
+    wanted = (metadata, data, WORKLOADS[layout])
     found = []
     for name in FAULTS:
+        here = {row["trial"] for row in rows if row["fault"] == name and _arranged(row) == wanted}
         mine: dict[int, list[Row]] = {}
         for row in rows:
-            asked = (f"{row['backend']}:{row['setting']}", row["workload"], row["fault"])
-            if asked == (label, WORKLOADS[layout], name) and row["verdict"] != "unknown":
+            if row["trial"] in here and row["verdict"] != "unknown":
                 mine.setdefault(row["trial"], []).append(row)
         if not mine:
             continue

@@ -243,7 +243,7 @@ class _Going:
         self._replay(ledger)
         ledger.measure_floor("after", times=2)
         losses = loss.Losses(ledger, prepared, self.executor)
-        losses.run([one for one in trials if self._takes(one.metadata, loss.LARGEST_BYTES)])
+        losses.run([one for one in trials if all(self._takes(each) for each in one.targets.values())])
         self.said += losses.troubles
 
     def _replay(self, ledger: Ledger) -> None:
@@ -262,10 +262,10 @@ class _Going:
                 self.said.append(f"left out, for time, of {one.name}: {'; '.join(left_out)}")
                 self.say(self.said[-1])
 
-    def _takes(self, target: Target, size: int) -> bool:
-        """Whether a value of that size was not refused: who refuses would be written at for ever."""
+    def _takes(self, target: Target) -> bool:
+        """Whether a value of the workloads was not refused: who refuses would be written at for ever."""
         stopped = next(one.stopped_bytes for one in self.chosen if one.target == target)
-        return stopped is None or stopped > size
+        return stopped is None or stopped > loss.LARGEST_BYTES
 
     def _came_up(self, ledger: Ledger) -> set[str]:
         return {f"{row['backend']}:{row['setting']}" for row in ledger.rows if row["kind"] == "sweep"}

@@ -45,15 +45,17 @@ class Replay:
         return f"{self.layout} in {self.metadata.label}{over}"
 
 
-def replays(trace: Trace, candidates: Sequence[Candidate], largest_first: Candidate | None) -> Iterator[Replay]:
-    """Every layout on every candidate, and split over two: metadata in each of the others, data in ``largest_first``,
-    the one that is fastest at the trace's data.
+def replays(trace: Trace, candidates: Sequence[Candidate], fastest: Candidate | None) -> Iterator[Replay]:
+    """Every layout on every candidate, and split over two: data in the first one, which is put through the faults so,
+    and in the one that is ``fastest`` at the trace's data.
     """
     for one in candidates:
         for layout in (WHOLE, SPLIT, PUT_MANY):
             yield Replay(trace, layout, one, one)
-        if largest_first is not None and largest_first.target != one.target:
-            yield Replay(trace, SPLIT, one, largest_first)
+        others = {other.target: other for other in (candidates[0], fastest) if other is not None}
+        for other in others.values():
+            if other.target != one.target:
+                yield Replay(trace, SPLIT, one, other)
 
 
 def steps_of(trace: Trace, layout: Layout, seed: int) -> Steps:
