@@ -399,8 +399,8 @@ def database(path, *pragmas):
 @pytest.mark.parametrize(
     "stored, query, promise",
     [
-        ("delete", "", sqlite.NO_JOURNAL),
-        ("delete", "?synchronous=extra", sqlite.NO_JOURNAL),
+        ("delete", "", sqlite.OFF),
+        ("delete", "?synchronous=extra", sqlite.EXTRA),
         ("delete", "?journal_mode=delete", sqlite.OFF),
         ("delete", "?journal_mode=DELETE&synchronous=FULL", sqlite.DELETE_FULL),
         ("delete", "?journal_mode=delete&synchronous=3", sqlite.EXTRA),
@@ -443,7 +443,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "code, sidecars, mode", [(KILLED_WAL, {"-wal", "-shm"}, "wal"), (KILLED_HOT, {"-journal"}, "")]
+    "code, sidecars, mode", [(KILLED_WAL, {"-wal", "-shm"}, "wal"), (KILLED_HOT, {"-journal"}, "delete")]
 )
 def test_looking_at_a_database_that_needs_recovery_changes_nothing(tmp_path, code, sidecars, mode):
     path = tmp_path / "their.db"

@@ -179,7 +179,7 @@ class Sqlite:
             return Fact(identifier, "wal", "database header" + (f"; {self._origin} differs" if differs else ""))
         empty = not self._path.stat().st_size
         if self._journal_mode is None:
-            return Fact(identifier, "delete", "database header: not WAL, so SQLite's own where the program sets none")
+            return Fact(identifier, "delete", "database header: not WAL; SQLite's own where the program sets none")
         if self._journal_mode == "wal" and not empty:
             return Fact(identifier, "rollback", f"database header: not WAL, although the {self._origin} says so")
         return Fact(identifier, self._journal_mode, self._origin)

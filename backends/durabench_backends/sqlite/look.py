@@ -29,7 +29,7 @@ SHARED_BYTES = (0x40000002, 510)
 """Every connection to a WAL database holds a lock on some of them as long as it is open (src/pager.c)."""
 DEADMAN_BYTE = 128
 """Of the -shm file: every connection to a WAL database holds a lock on it (walformat.html, *WAL locks*)."""
-HOT_LOOKS = 3
+JOURNAL_HEADER_BYTES = 28
 
 
 def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
@@ -125,20 +125,21 @@ def _waiting(identifier: str, path: Path, suffix: str, look: Callable[[Path], bo
 def _has_hot_journal(path: Path) -> bool:
     """lockingv3.html, *Hot journals*: there, not zeroed, and nobody holds a RESERVED lock on the database.
 
-    The same journal is looked at before and after the lock: one that a live writer makes between the two is not hot.
-    A writer that keeps its journal's file may fool one look, not several.
+    A live writer may end one transaction and begin the next between two looks. So the journal must be there, with the
+    same header, before and after the lock is asked for: each transaction draws a number of its own for it
+    (fileformat2.html, *The Rollback Journal*, offset 12).
     """
     if not path.stat().st_size:
         return False
     with Path(f"{path}-journal").open("rb") as journal:
-        return all(
-            _begins_hot(journal.fileno()) and not _is_locked(path, RESERVED_BYTE) and _begins_hot(journal.fileno())
-            for _ in range(HOT_LOOKS)
-        )
+        before = _header(journal.fileno())
+        return before != b"" and not _is_locked(path, RESERVED_BYTE) and _header(journal.fileno()) == before
 
 
-def _begins_hot(journal: int) -> bool:
-    return os.fstat(journal).st_nlink > 0 and os.pread(journal, 1, 0) not in {b"", b"\0"}
+def _header(journal: int) -> bytes:
+    """The header of an open journal; empty where that is unlinked, truncated or zeroed: its transaction is done."""
+    found = os.pread(journal, JOURNAL_HEADER_BYTES, 0)
+    return found if os.fstat(journal).st_nlink and found[:1] != b"\0" else b""
 
 
 def _has_unrecovered_wal(path: Path) -> bool:
