@@ -57,6 +57,21 @@ def test_no_two_labels_lie_on_each_other_and_none_is_cut_off_with_all_settings(d
     assert labels.defects(drawn[name].figure) == labels.Defects((), ())
 
 
+def test_nor_with_several_hosts_and_with_the_long_name_of_somebodys_class(tmp_path):
+    long = ("somebody.package.stores:DurableStore", "everything-on")
+    EVERYTHING["PROMISES"][long[0]] = {long[1]: EVERYTHING["T3"]}
+    few = [("s3-seaweedfs", "versioned-fsync"), ("postgres", "off"), long]
+    folders = [
+        EVERYTHING["record"](
+            tmp_path / host, 2, settings=few, machine={**EVERYTHING["MACHINE"], "id": host}, plan=False
+        )
+        for host in ("aaaaaaaa", "bbbbbbbb")
+    ]
+    del EVERYTHING["PROMISES"][long[0]]
+    for chart in charts.charts(charts.gather(report.document(folders), folders)):
+        assert labels.defects(chart.figure) == labels.Defects((), ()), chart.name
+
+
 def test_labels_on_each_other_would_be_seen():
     with style.styled():
         made = style.figure(2, 1)

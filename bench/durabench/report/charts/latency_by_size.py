@@ -28,7 +28,7 @@ MEASURED = (
 )
 SPLIT_BYTES = 64 << 10
 """Up to here a value is metadata, from here on data."""
-_LEFT, _PANEL, _NAMES = 0.75, 3.4, 2.35
+_LEFT, _PANEL = 0.75, 3.4
 _LINE = 0.155
 Curves = dict[str, list["Json"]]
 
@@ -56,11 +56,12 @@ def chart(material: Material) -> style.Chart:
     tall = max(3.2, _LINE * (len(curves) + 1))
     low = max(1.8, _LINE * (len(curves) + 1))
     height = 0.75 + strip + tall + 0.75 + low + 0.55
-    made = style.figure((_LEFT + _PANEL + _NAMES) * len(panels), height)
+    each = _LEFT + _PANEL + 0.45 + style.room_for(curves)
+    made = style.figure(each * len(panels), height)
     style.heading(made, TITLE)
     looks = style.looks(material.backends)
     for place, (name, mine) in enumerate(panels):
-        left = _LEFT + (_LEFT + _PANEL + _NAMES) * place
+        left = _LEFT + each * place
         above = _axes(made, left, height - 0.75 - strip, strip)
         upper = _axes(made, left, height - 0.75 - strip - tall, tall)
         lower = _axes(made, left, 0.55, low)

@@ -27,7 +27,7 @@ MEASURED = (
     "filled: seen to lose; open: never seen to lose, the line ends at what that allows. Upper line metadata, lower "
     "line data."
 )
-_ROW, _LABEL, _COLUMN, _FIGURES = 0.36, 1.75, 2.0, 1.25
+_ROW, _COLUMN, _FIGURES = 0.36, 2.0, 1.25
 
 
 def chart(material: Material) -> style.Chart:
@@ -37,12 +37,13 @@ def chart(material: Material) -> style.Chart:
         return style.nothing(NAME, TITLE, "no trial under a fault was judged", MEASURED)
     faults = _faults(counted)
     rows = list(dict.fromkeys(_row(material, cell) for cell in counted))
-    width, height = _LABEL + (_COLUMN + _FIGURES) * len(faults), 1.25 + _ROW * len(rows)
+    label = style.room_for(rows)
+    width, height = label + (_COLUMN + _FIGURES) * len(faults), 1.25 + _ROW * len(rows)
     made = style.figure(width, height)
     style.heading(made, TITLE)
     looks = style.looks(material.backends)
     for number, fault in enumerate(faults):
-        left = _LABEL + (_COLUMN + _FIGURES) * number
+        left = label + (_COLUMN + _FIGURES) * number
         axes = made.add_axes((left / width, 0.5 / height, _COLUMN / width, (height - 1.15) / height))
         _scale(axes, rows, fault, first=number == 0)
         mine = [

@@ -24,7 +24,7 @@ MEASURED = (
     "most so old when the strike began; by the controller's clock. Where "
     "all was gone, the window is as long as the trial was. Dashed: what is promised."
 )
-_WIDTH, _PANEL, _NAMES = 9.4, 3.9, 3.6
+_LEFT, _PANEL, _WORDS = 0.6, 5.0, 3.0
 FLOOR_S = 1e-3
 """Shorter windows are drawn here: a millisecond is what a strike takes."""
 
@@ -42,21 +42,24 @@ def chart(material: Material) -> style.Chart:
     curves = {name: [key for key in windows if key[1] == name] for name in backends}
     heights = {name: max(1.15, 0.19 * len(curves[name]) + 0.15) for name in backends}
     height = 0.85 + sum(each + 0.62 for each in heights.values())
-    made = style.figure(_WIDTH, height)
+    several = len(material.hosts) > 1
+    settings = (f"{setting} @{host}" if several else setting for host, _, setting, _, _ in windows)
+    width = _LEFT + _PANEL + _WORDS + style.room_for(settings)
+    made = style.figure(width, height)
     style.heading(made, TITLE)
     looks = style.looks(material.backends)
     longest = max(max(values) for values in windows.values())
     at = height - 0.65
     for name in backends:
         at -= heights[name]
-        axes = made.add_axes((0.6 / _WIDTH, at / height, (_WIDTH - 0.8 - _NAMES) / _WIDTH, heights[name] / height))
+        axes = made.add_axes((_LEFT / width, at / height, _PANEL / width, heights[name] / height))
         axes.set(xscale="log", xlim=(FLOOR_S / 1.3, max(1.0, longest) * 2.5), ylim=(0, 1.03), title=name)
         axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
         _seconds(axes)
         _curves(axes, {key: windows[key] for key in curves[name]}, material, looks[name])
         at -= 0.62
     made.text(
-        0.6 / _WIDTH, 0.12 / height, "loss window (time since the earliest lost acknowledgement)", size=style.SMALL
+        _LEFT / width, 0.12 / height, "loss window (time since the earliest lost acknowledgement)", size=style.SMALL
     )
     return style.Chart(NAME, TITLE, _sentence(material, windows), MEASURED, made)
 

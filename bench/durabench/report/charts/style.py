@@ -16,7 +16,7 @@ from durabench.output import OutputError
 from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -116,6 +116,11 @@ def figure(width: float, height: float) -> Figure:
     made = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(made)
     return made
+
+
+def room_for(texts: Iterable[str]) -> float:
+    """Inches that the longest of small labels takes, with some air."""
+    return 0.3 + 0.066 * max(map(len, texts), default=0)
 
 
 def heading(made: Figure, title: str) -> None:

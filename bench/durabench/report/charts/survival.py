@@ -21,7 +21,7 @@ MEASURED = (
     "Each cell: verdict, then trials (after power cuts: gaps between two acknowledgements) with a loss of all, then "
     "the loss rate that this allows (exact, two-sided 95 %)."
 )
-_ROW, _HEAD, _LABEL, _PART, _COLUMN = 0.2, 0.5, 1.95, 0.75, 2.05
+_ROW, _HEAD, _PART, _COLUMN = 0.2, 0.5, 0.75, 2.05
 """Inches."""
 
 
@@ -31,7 +31,8 @@ def chart(material: Material) -> style.Chart:
     if not grids:
         return style.nothing(NAME, TITLE, "no cell of any fault was recorded", MEASURED)
     columns = max(len(grid.columns) for grid in grids)
-    width = _LABEL + _PART + _COLUMN * columns + 0.15
+    label = style.room_for(f"{line.backend}:{line.setting}" for grid in grids for line in grid.lines)
+    width = label + _PART + _COLUMN * columns + 0.15
     height = 0.75 + sum(_HEAD + _ROW * len(grid.lines) + _gaps(grid) for grid in grids)
     made = style.figure(width, height)
     style.heading(made, TITLE)
@@ -40,7 +41,7 @@ def chart(material: Material) -> style.Chart:
     axes.set(xlim=(0, width), ylim=(height, 0))
     at = 0.4
     for grid in grids:
-        at = _grid(axes, grid, at)
+        at = _grid(axes, grid, at, label)
     for number, text in enumerate(
         ("✓ kept   ◐ within the promised window   ✕ broken   ○ nothing promised   ? unknown",)
     ):
@@ -75,29 +76,29 @@ def _gaps(grid: Grid) -> float:
     return 0.08 * len({line.backend for line in grid.lines})
 
 
-def _grid(axes: Axes, grid: Grid, top: float) -> float:
-    """One table; returns where it ends."""
+def _grid(axes: Axes, grid: Grid, top: float, label: float) -> float:
+    """One table, with ``label`` inches for names; returns where it ends."""
     axes.text(0.12, top + 0.22, grid.title, size=style.USUAL, weight="bold", va="center")
     for number, name in enumerate(grid.columns):
-        axes.text(_left(number) + 0.06, top + 0.22, name, size=style.USUAL, weight="bold", va="center")
+        axes.text(_left(number, label) + 0.06, top + 0.22, name, size=style.USUAL, weight="bold", va="center")
     at = top + _HEAD - 0.12
     before = None
     for line in grid.lines:
         if before is None or line.backend != before.backend:
             at += 0.08
-            axes.plot([0.12, _left(len(grid.columns)) - 0.05], [at - 0.04] * 2, color=style.LINE, lw=0.6)
+            axes.plot([0.12, _left(len(grid.columns), label) - 0.05], [at - 0.04] * 2, color=style.LINE, lw=0.6)
         if before is None or (line.backend, line.setting) != (before.backend, before.setting):
             axes.text(0.12, at + _ROW / 2, f"{line.backend}:{line.setting}", size=style.SMALL, va="center")
-        axes.text(_LABEL, at + _ROW / 2, line.namespace, size=style.SMALL, va="center", color=style.FAINT)
+        axes.text(label, at + _ROW / 2, line.namespace, size=style.SMALL, va="center", color=style.FAINT)
         for number, (parts, verdict) in enumerate(zip(line.faults, line.verdicts, strict=True)):
-            _cell(axes, _left(number), at, parts, _ground(verdict, parts))
+            _cell(axes, _left(number, label), at, parts, _ground(verdict, parts))
         at += _ROW
         before = line
     return at + 0.12
 
 
-def _left(column: int) -> float:
-    return _LABEL + _PART + _COLUMN * column
+def _left(column: int, label: float) -> float:
+    return label + _PART + _COLUMN * column
 
 
 def _cell(axes: Axes, left: float, top: float, parts: tuple[str, ...], ground: str) -> None:

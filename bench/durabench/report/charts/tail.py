@@ -22,7 +22,7 @@ MEASURED = (
 )
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 _NAMES = ("p50", "p90", "p95", "p99", "p99.9")
-_PANEL, _LABELS, _LEFT = 2.9, 2.6, 0.75
+_PANEL, _LEFT = 2.9, 0.75
 
 
 def chart(material: Material) -> style.Chart:
@@ -33,12 +33,13 @@ def chart(material: Material) -> style.Chart:
         return style.nothing(NAME, TITLE, _why(material), MEASURED)
     namespaces = sorted({key[3] for key in tails}, key=lambda name: name != "metadata")
     most = max(sum(key[3] == namespace for key in tails) for namespace in namespaces)
-    width, height = (_LEFT + _PANEL + _LABELS) * len(namespaces), max(3.4, 0.155 * most + 1.5)
+    named = 0.45 + style.room_for(_name(key, several=len(material.hosts) > 1) for key in tails)
+    width, height = (_LEFT + _PANEL + named) * len(namespaces), max(3.4, 0.155 * most + 1.5)
     made = style.figure(width, height)
     style.heading(made, TITLE)
     looks = style.looks(material.backends)
     for place, namespace in enumerate(namespaces):
-        left = _LEFT + (_LEFT + _PANEL + _LABELS) * place
+        left = _LEFT + (_LEFT + _PANEL + named) * place
         axes = made.add_axes((left / width, 0.55 / height, _PANEL / width, (height - 1.3) / height))
         mine = {key: tail for key, tail in tails.items() if key[3] == namespace}
         _panel(axes, namespace, mine, looks, several=len(material.hosts) > 1)
@@ -72,14 +73,19 @@ def _panel(
     style.plain_log(axes.yaxis)
     ends = []
     settings: dict[str, list[str]] = {}
-    for (host, backend, setting, _), tail in tails.items():
+    for key, tail in tails.items():
+        _, backend, setting, _ = key
         mine = settings.setdefault(backend, [])
         mine.append(setting)
         look, dash = looks[backend], style.DASHES[(len(mine) - 1) % len(style.DASHES)]
         axes.plot(range(len(tail)), tail, color=look.colour, ls=dash, lw=1.2, marker=look.marker, markersize=3.5)
-        where = f" @{host}" if several else ""
-        ends.append((len(tail) - 1, tail[-1], f"{backend}:{setting}{where}  {number(tail[-1])}"))
+        ends.append((len(tail) - 1, tail[-1], f"{_name(key, several=several)}  {number(tail[-1])}"))
     labels.column(axes, ends, 6.5, style.FAINT, gap=0.12)
+
+
+def _name(place: Place, *, several: bool) -> str:
+    host, backend, setting, _ = place
+    return f"{backend}:{setting}" + (f" @{host}" if several else "")
 
 
 def _sentence(tails: Mapping[Place, list[float]]) -> str:
