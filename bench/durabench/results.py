@@ -30,6 +30,7 @@ from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,9 +229,11 @@ class Folder:
             message = f"{path}/run.json has no schema_version: not a results folder; {_MEND}"
             raise NotAFolder(message)
         if version > SCHEMA_VERSION:
+            wrote = folder.run.get("durabench")
+            needed = f"durabench {wrote} or newer, which wrote it" if wrote else "the durabench that wrote it, or newer"
             message = (
-                f"{path} has schema {version}, which needs a newer durabench than this one (it knows up to "
-                f"{SCHEMA_VERSION}): pip install --upgrade durabench, or take the checkout that wrote it"
+                f"{path} has schema {version} and needs {needed}; this one knows schemas up to "
+                f"{SCHEMA_VERSION}: pip install --upgrade durabench"
             )
             raise NewerSchema(message)
         return folder
@@ -238,8 +241,8 @@ class Folder:
     # ------------------------------------------------------------------ writing
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        """Write run.json, once, before the first trial; adds ``schema_version``, ``methodology`` and ``created``, takes
-        secrets out.
+        """Write run.json, once, before the first trial; adds ``schema_version``, ``methodology``, ``durabench`` and
+        ``created``, takes secrets out.
 
         Members that are read again: ``plan`` (mappings with ``trial`` and ``seed``), ``machine`` (of `machine_facts`),
         ``versions``, ``commit``, ``command``, ``profile``, ``seed``, and ``cells``: every cell of the run, as
@@ -248,7 +251,7 @@ class Folder:
         here) and ``why``.
         """
         created = datetime.now(UTC).isoformat(timespec="milliseconds")
-        numbers = {"schema_version": SCHEMA_VERSION, "methodology": METHODOLOGY}
+        numbers = {"schema_version": SCHEMA_VERSION, "methodology": METHODOLOGY, "durabench": _version()}
         self._write_once("run.json", {**numbers, "created": created, **_factored(run)})
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -477,6 +480,14 @@ class Folder:
         kept = sum(1 for _ in self.each_trial())
         said = f"no room left for the results ({error.strerror}): {kept} trials are kept in {self.path} and can be read"
         return ResultsFull(f"{said}; make room, then go on with --resume {self.path}")
+
+
+def _version() -> str | None:
+    """Of the installed package, a checkout's own included; None where it runs without being installed."""
+    try:
+        return metadata.version("durabench")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _factored(run: Mapping[str, Any]) -> dict[str, Any]:

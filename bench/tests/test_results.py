@@ -207,8 +207,48 @@ def test_a_newer_schema_is_refused(tmp_path):
     begun(tmp_path / "run").close()
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps({**run, "schema_version": results.SCHEMA_VERSION + 1}))
-    with pytest.raises(results.NewerSchema, match="upgrade"):
+    with pytest.raises(results.NewerSchema, match="upgrade") as refusal:
         Folder.open(tmp_path / "run")
+    assert f"needs durabench {run['durabench']} or newer" in str(refusal.value)
+
+
+def test_an_older_schema_is_read_as_it_is(tmp_path):
+    begun(tmp_path / "run").close()
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    for name in ("plan_shared", "methodology", "durabench"):
+        del run[name]
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**run, "schema_version": 1, "plan": RUN["plan"]}))
+    folder = Folder.open(tmp_path / "run")
+    assert folder.plan() == RUN["plan"]
+    assert folder.remaining() == [row["trial"] for row in RUN["plan"]]
+    assert folder.methodology == 1
+    Folder.resume(tmp_path / "run", RUN).close()
+
+
+def test_what_trials_share_is_written_once_and_read_back_in_full(tmp_path):
+    shared = [{"fault": fault, "metadata": {"backend": "toy", "url": None}, "puts": 40} for fault in ("a", "b")]
+    plan = [{"trial": at, "seed": 1 << 40, **shared[at % 2]} for at in range(1000)]
+    folder = Folder.create_at(tmp_path / "run")
+    folder.begin({**RUN, "plan": plan})
+    folder.close()
+    assert Folder.open(folder.path).plan() == plan
+    assert (folder.path / "run.json").stat().st_size < 60 * len(plan)
+    written = json.loads((folder.path / "run.json").read_text())
+    assert [(row["trial"], row["seed"]) for row in written["plan"]] == [(row["trial"], row["seed"]) for row in plan]
+
+
+def test_the_scratch_directory_is_in_no_file(tmp_path):
+    scratch = str(tmp_path / "disk" / ".durabench-1")
+    folder = Folder.create_at(tmp_path / "run")
+    folder.forget = scratch
+    folder.begin({**RUN, "targets": {"toy": {"facts": {"place": {"value": f"{scratch}/store"}}}}})
+    folder.write_history(0, [{"e": "down", "why": f"{scratch}/store/log says no"}])
+    folder.append(rows_of(0, why=f"{scratch}/store/log says no"))
+    folder.finish(0, doubts=[f"{scratch}/store is gone"])
+    written = [path.read_bytes() for path in folder.path.rglob("*") if path.is_file() and path.suffix != ".gz"]
+    assert [part for part in written if scratch.encode() in part] == []
+    assert Folder.open(folder.path).history(0)[0]["why"] == "…/store/log says no"
+    assert Folder.open(folder.path).run["targets"]["toy"]["facts"]["place"]["value"] == "…/store"
 
 
 # ---------------------------------------------------------------------------------------------------- bad luck
