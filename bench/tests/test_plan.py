@@ -676,3 +676,23 @@ def test_a_layout_that_loses_is_counted_by_trials():
     (over_two,) = loss.summary(rows, "b:s", "c:t", "split")
     assert (over_two["trials"], over_two["trials_with_loss"], over_two["lost"]) == (1, 1, 7)
     assert loss.summary(rows, "c:t", "b:s", "split") == []
+
+
+def test_where_time_is_short_the_sizes_that_steps_put_stay_longest():
+    from durabench.plan import candidates, sweep
+    from durabench.service import Target
+
+    one = candidates.Candidate(Target("files", "fsync-dir"), "T3")
+    grid = sizes.grid(1024, 64 << 20)
+    told = []
+
+    class Silent:
+        def say(self, what):
+            told.append(what)
+
+    going = sweep.Sweep(Silent(), planning.settings.load().default, [one], None, wanted=frozenset({1024, 1 << 20}))
+    going._seconds = {(one.label, size): 1.0 for size in grid}
+    left = going._affordable([sweep.Visit(one, size) for size in grid], 1, 5.0)
+    assert [visit.size_bytes for visit in left] == [1024, 4096, 16384, 65536, 1 << 20]
+    assert told[0].startswith("64 MiB was left out of the last 1 rounds")
+    assert [visit.size_bytes for visit in going._affordable(left, 1, 0.0)] == [1024, 4096, 16384, 1 << 20]

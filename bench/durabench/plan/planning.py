@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +232,7 @@ class _Going:
         self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]
     ) -> None:
         ledger.measure_floor("before", times=2)
-        sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said)
+        sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said, self._wanted())
         try:
             sweep.cost(self.sizes)
             rest_s = self.effort.faults_s + self.effort.steps_s
@@ -245,6 +246,12 @@ class _Going:
         losses = loss.Losses(ledger, prepared, self.executor)
         losses.run([one for one in trials if all(self._takes(each) for each in one.targets.values())])
         self.said += losses.troubles
+
+    def _wanted(self) -> frozenset[int]:
+        """Sizes of the grid next to those of the first steps: yours, or the workload's."""
+        steps = self.own.steps if self.own else [step for one, _ in self.traces[:1] for step in one.steps]
+        put = {size for step in steps for size in (step.metadata_bytes, step.data_bytes) if size}
+        return frozenset(min(self.sizes, key=lambda at: abs(log(at / size))) for size in put)
 
     def _replay(self, ledger: Ledger) -> None:
         for one, some in self.traces:

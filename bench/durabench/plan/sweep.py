@@ -73,6 +73,8 @@ class Sweep:
     executor: Executor
     said: list[str] = field(default_factory=list)
     """What was left out, and why."""
+    wanted: frozenset[int] = frozenset()
+    """Sizes of the grid next to what the steps put, which the recommendation is computed from: left out last."""
     _seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     """What a trial of that candidate and size took last."""
     _floor_at: float = float("-inf")
@@ -227,10 +229,10 @@ class Sweep:
                 place.close()
 
     def _affordable(self, due: Sequence[Visit], rounds: int, left_s: float) -> list[Visit]:
-        """What the rounds that are left can hold: the largest sizes go first, for all candidates alike."""
+        """What the rounds that are left can hold: the largest sizes that no step puts go first, for all alike."""
         due = [visit for visit in due if not self._stopped(visit)]
         while len({visit.size_bytes for visit in due}) > FEWEST_SIZES and rounds * self._round_s_of(due) > left_s:
-            largest = max(visit.size_bytes for visit in due)
+            largest = max({visit.size_bytes for visit in due}, key=lambda size: (size not in self.wanted, size))
             self._leave_out(f"{text(largest)} was left out of the last {rounds} rounds, for time")
             due = [visit for visit in due if visit.size_bytes != largest]
         return due
