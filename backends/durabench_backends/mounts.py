@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs"})
+MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "proc", "sysfs"})
 """File systems that live in memory: nothing on them outlives the machine."""
 LAYERS = frozenset({"overlay", "aufs"})
 """File systems made of layers of others; of a container, the uppermost goes with it."""

@@ -236,6 +236,10 @@ def test_looking_at_a_directory_changes_nothing(tmp_path):
         ("wal", "?synchronous=normal", ("ok", "fail")),
         ("wal", "?synchronous=off", ("ok", "fail")),
         ("wal", "", ("ok", "unknown")),
+        ("wal", "?journal_mode=delete&synchronous=extra", ("ok", "ok")),
+        ("wal", "?journal_mode=delete&synchronous=full", ("ok", "fail")),  # the program takes the file out of WAL
+        ("wal", "?journal_mode=memory&synchronous=full", ("fail", "ok")),
+        ("wal", "?journal_mode=off&synchronous=extra", ("fail", "ok")),
         ("delete", "?journal_mode=delete&synchronous=extra", ("ok", "ok")),
         ("delete", "?journal_mode=delete&synchronous=full", ("ok", "fail")),
         ("delete", "?journal_mode=truncate&synchronous=full", ("ok", "ok")),

@@ -245,7 +245,13 @@ def test_a_path_that_is_not_there(url, asked, tmp_path):
 
 def test_a_file_that_is_no_database(asked, tmp_path):
     (tmp_path / "x.db").write_bytes(b"not a database, but long enough to have a header" * 100)
-    could_not_tell(asked(f"sqlite:///{tmp_path}/x.db"), "; ")
+    could_not_tell(asked(f"sqlite:///{tmp_path}/x.db"), "; name one that is")
+
+
+def test_a_file_for_a_directory_and_a_directory_for_a_file(asked, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    could_not_tell(asked(f"file://{tmp_path}/file?write=fsync-dir"), "is a file, not a directory; name one that is")
+    could_not_tell(asked(f"sqlite:///{tmp_path}"), "is a directory, not a database; name one that is")
 
 
 @pytest.mark.parametrize(

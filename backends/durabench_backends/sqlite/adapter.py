@@ -25,6 +25,7 @@ from durabench_backends.sqlite.promises import (
     OFF,
     SYNCHRONOUS,
     WAL_FULL,
+    WAL_HEADER,
     WAL_NORMAL,
     promised,
 )
@@ -171,12 +172,14 @@ class Sqlite:
 
     def _journal_mode_in_force(self) -> Fact:
         """Only WAL is stored in the file. In any other a connection that sets no journal mode gets SQLite's own,
-        DELETE; one that sets another must be named by the URL.
+        DELETE; one that sets another must be named by the URL, which then decides.
         """
         identifier = "sqlite.journal_mode"
         if look.in_wal_mode(self._path):
-            differs = self._journal_mode not in {None, "wal"}
-            return Fact(identifier, "wal", "database header" + (f"; {self._origin} differs" if differs else ""))
+            if self._journal_mode in {None, "wal"}:
+                return Fact(identifier, "wal", "database header")
+            # A program that sets another mode takes the file out of WAL, and gets what it asked for.
+            return Fact(identifier, self._journal_mode, f"{self._origin}, although the {WAL_HEADER}")
         empty = not self._path.stat().st_size
         if self._journal_mode is None:
             return Fact(identifier, "delete", "database header: not WAL; SQLite's own where the program sets none")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from durabench_backends import place
 from durabench_backends.contract import Check
 from durabench_backends.mounts import REMOTE
-from durabench_backends.sqlite.promises import ROLLBACK_MODES, promised
+from durabench_backends.sqlite.promises import ROLLBACK_MODES, WAL_HEADER, promised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -150,7 +150,9 @@ def _sidecars(facts: Mapping[str, Fact], journal: str) -> Check:
     fact = facts.get(identifier)
     if fact is None or fact.unread:
         return _unread(identifier, fact, "", depends=False)
-    if "-wal (" in fact.value and journal and journal != "wal":
+    mode = facts.get("sqlite.journal_mode")
+    stored = "wal" if mode and mode.origin.endswith(WAL_HEADER) else journal
+    if "-wal (" in fact.value and stored and stored != "wal":
         loses = "possibly commits: a -wal lies beside a database that is not in WAL mode, so nobody reads it"
         fix = "find out which database it belongs to before removing it"
         return Check(identifier, "warn", fact.value, fact.origin, loses, fix)

@@ -6,6 +6,8 @@ from durabench_backends.contract import Domain, Promise
 
 ROLLBACK_MODES = ("delete", "truncate", "persist")
 JOURNAL_MODES = (*ROLLBACK_MODES, "memory", "wal", "off")
+WAL_HEADER = "database header says WAL"
+"""In the origin of a journal mode that a program sets on a file in WAL mode."""
 SYNCHRONOUS = ("off", "normal", "full", "extra")  # the position is the number that the pragma reads back
 
 WAL_RESET_FIXES = ((3, 44, 6), (3, 50, 7), (3, 51, 3))

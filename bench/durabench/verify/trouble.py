@@ -36,6 +36,7 @@ MENDS = (
         "give a login that may connect and read, by environment or password file",
     ),
     Mend(("FileNotFoundError", "NotADirectoryError"), r"does not exist|no such|nosuch", "name one that exists"),
+    Mend((), r"is a (?:directory|file), not a|is not a SQLite database", "name one that is"),
     Mend(
         ("NotReady", "ConnectionError", "TimeoutError"),
         r"resolve|refused|timed out|timeout|could not connect|unreachable",
