@@ -89,6 +89,7 @@ class Sweep:
         if self.effort.compressible:
             due += [replace(visit, payload=COMPRESSIBLE) for visit in due if visit.size_bytes in sizes[::4]]
         Random(f"{self.ledger.seed}/cost").shuffle(due)
+        due.sort(key=lambda visit: not visit.candidate.embedded)  # to bring up a server takes as long as ten of them
         until = time.monotonic() + self.effort.cost_s
         left_out = 0
         for number, said in enumerate(at_once(self.executor, lambda visit: self._cost(visit, until), due), 1):
