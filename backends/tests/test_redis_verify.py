@@ -255,6 +255,30 @@ def test_a_log_that_is_only_switched_on_in_the_running_server_is_not_there_after
         assert decisive(running.checks(CLIENT).values()) == {}
 
 
+def test_counts_that_were_reset_do_not_speak_for_a_server_without_a_file(tmp_path):
+    with server(tmp_path / "d", None) as running:
+        running.admin.config_set("appendonly", "yes")
+        running.admin.config_set("appendfsync", "always")
+        running.settle()
+        for _ in range(2):
+            found = running.checks()
+            assert decisive(found.values()) == {"config_rewrite": "unknown"}
+            assert "restart it with --appendonly yes --appendfsync always" in found["config_rewrite"].fix
+            running.admin.config_resetstat()
+
+
+def test_from_elsewhere_which_of_set_and_rewrite_came_last_is_a_warning(tmp_path):
+    with server(tmp_path / "d", ALWAYS) as running, forwarded(running.port) as port:
+        running.admin.config_set("appendfsync", "everysec")
+        running.admin.config_rewrite()
+        running.admin.config_set("appendfsync", "always")
+        forwarding = backend(f"redis://127.0.0.1:{port}")
+        checks = {check.id: check for check in forwarding.checks(list(forwarding.inspect()), DRIVE)}
+        found = checks["redis.config_rewrite"]
+        assert found.status == "warn"
+        assert "SET was called 2 times since the start, CONFIG REWRITE 1 times" in found.evidence
+
+
 def test_a_log_whose_first_part_is_still_being_written_does_not_count_yet(durable, tmp_path):
     options = {"appendfsync": "always", "rdb-key-save-delay": "20000"}
     with server(tmp_path / "d", options, durable.engine) as running:
@@ -617,6 +641,7 @@ VALUES = {
         "as running",
         "as started",
         "changed since the start",
+        "not counted since the start",
         "appendonly no",
         "appendfsync no, maxmemory 9",
     ],

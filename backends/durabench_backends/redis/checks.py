@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from durabench_backends.contract import Check, Domain
 from durabench_backends.mounts import LAYERS, REMOTE
 from durabench_backends.redis import promises
-from durabench_backends.redis.facts import NO_FILE
+from durabench_backends.redis.facts import NO_FILE, ORDER_UNTOLD
 from durabench_backends.redis.promises import (
     AS_RUNNING,
     AS_STARTED,
@@ -16,6 +16,7 @@ from durabench_backends.redis.promises import (
     EVERYSEC_S,
     SHIPPED,
     STARTING,
+    UNCOUNTED,
     WAITAOF,
     fact_id,
 )
@@ -175,14 +176,17 @@ def _config_rewrite(look: Looked) -> Check:
     met = look.goal.is_met_by(promises.after_restart(look.engine, look.values))
     loses = "what was set at run time is undone by a restart; where appendonly was, the log is then not even loaded"
     if not look.read(name):
-        return look.not_read(name, depends=look.missing(name) and not met, loses=loses)
+        found = look.not_read(name, depends=look.missing(name) and not met, loses=loses)
+        return replace(found, status="warn") if ORDER_UNTOLD in (found.evidence or "") else found
     told, rewrite = look.values[name], f"{look.cli} CONFIG REWRITE"
     if told == AS_RUNNING:
         return look.check(name, "ok")
     if told == AS_STARTED:
         return _as_started(look)
-    if told == CHANGED:
+    if told in (CHANGED, UNCOUNTED):
         fix = f"{rewrite}  # or verify where the server runs, as a user who may read its configuration file"
+        if look.facts[name].origin.endswith(NO_FILE) and _options(look):
+            fix = f"restart it with {_options(look)}, or with these lines in a configuration file: it has none"
         evidence = "whether a restart undoes what runs, cannot be told from here"
         return look.check(name, "warn" if met else "unknown", loses=loses, fix=fix, evidence=evidence)
     runs = ", ".join(f"{each.replace('_', '-')} {look.values.get(each, '?')}" for each in promises.differences(told))
@@ -191,6 +195,12 @@ def _config_rewrite(look: Looked) -> Check:
         loses = "everything, at the next start: it loads the log, which is not there yet, and not the dump"
         rewrite = look.set_to("appendonly", "yes")
     return look.check(name, "warn" if met else "fail", loses=loses, fix=rewrite, evidence=evidence)
+
+
+def _options(look: Looked) -> str:
+    """The options that give what runs where the shipped settings do not."""
+    running = {name: look.values.get(name.replace("-", "_"), "") for name in SHIPPED if name != "save"}
+    return " ".join(f"--{name} {value}" for name, value in running.items() if value not in ("", SHIPPED[name]))
 
 
 def _as_started(look: Looked) -> Check:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from durabench_backends.contract import Fact
 from durabench_backends.mounts import mount_of
 from durabench_backends.redis import local, wire
-from durabench_backends.redis.promises import AS_RUNNING, AS_STARTED, CHANGED, SHIPPED, STARTING, WAITAOF, fact_id
+from durabench_backends.redis.promises import (
+    AS_RUNNING,
+    AS_STARTED,
+    CHANGED,
+    SHIPPED,
+    STARTING,
+    UNCOUNTED,
+    WAITAOF,
+    fact_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,6 +37,7 @@ STATES = {
 }
 """What INFO calls it, and what its fact is called."""
 NO_FILE = "no configuration file"
+ORDER_UNTOLD = "and which came last is not told from here"
 SUBCOMMANDS_COUNTED = 7
 """Version from which on INFO commandstats tells CONFIG SET from CONFIG GET."""
 
@@ -55,10 +65,15 @@ class Server:
         version = self.info.get("valkey_version") or self.info.get("redis_version", "0")
         if not self.statistics or int(version.partition(".")[0]) < SUBCOMMANDS_COUNTED:
             return None  # every CONFIG is counted as one
-        if "cmdstat_config|resetstat" in self.statistics:
+        if self.count_was_reset:
             return None
         told = self.statistics.get(f"cmdstat_config|{command}", "calls=0")
         return int(told.partition("calls=")[2].partition(",")[0])
+
+    @property
+    def count_was_reset(self) -> bool:
+        """Whether CONFIG RESETSTAT, which is then the first to be counted again, removed the counts."""
+        return "cmdstat_config|resetstat" in self.statistics
 
     def writes_first_log(self) -> bool:
         """Whether the log was switched on in the running server and a child still writes its first part."""
@@ -161,11 +176,21 @@ def _config_rewrite(server: Server, written: Mapping[str, Written] | None, why: 
     changes = server.count("set")
     if written is not None and server.pid is not None:
         return _compared(server, server.pid, written, changes)
-    if changes and not server.count("rewrite"):
-        what = f"CONFIG SET was called {changes} times since the start, CONFIG REWRITE never"
-        return Fact(name, CHANGED, f"{what}; {server.file or NO_FILE}")
+    return _counted(server, why, changes)
+
+
+def _counted(server: Server, why: str, changes: int | None) -> Fact:
+    """The same where no written configuration could be read: what the counts of CONFIG SET and REWRITE tell."""
+    name, rewrites = fact_id("config_rewrite"), server.count("rewrite")
+    told = f"CONFIG SET was called {changes} times since the start, CONFIG REWRITE {rewrites or 'never'}"
+    if changes and not rewrites:
+        return Fact(name, CHANGED, f"{told}; {server.file or NO_FILE}")
+    if changes and server.file:
+        return Fact(name, "", "", f"{told} times, {ORDER_UNTOLD}; {why.partition('; ')[2]}")
     if not server.info or (server.file and changes != 0):
         return Fact(name, "", "", why)
+    if server.count_was_reset:
+        return Fact(name, UNCOUNTED, f"CONFIG RESETSTAT removed the count of CONFIG SET; {NO_FILE}")
     never = f"CONFIG SET was never called since the start; {server.file} was not read"
     return Fact(name, AS_STARTED, never if server.file else NO_FILE)
 

@@ -80,6 +80,8 @@ AS_STARTED = "as started"
 """… nobody changed the running one since the start; a start with the same options gives the same."""
 CHANGED = "changed since the start"
 """… somebody did, and it was not written down where it can be read."""
+UNCOUNTED = "not counted since the start"
+"""… whether anybody did was counted, and the count was reset; there is no file to compare with."""
 
 HEALTHY = {"role": "master", "config_rewrite": AS_RUNNING, "last_write_status": "ok", "filesystem": "ext4"}
 """What a server of ours is when it has just started, beside its configuration; the file system is any on a disk."""
@@ -136,7 +138,7 @@ def after_restart(engine: Engine, known: Mapping[str, str]) -> Promise:
         return by_policy(engine, known)
     if told is None:
         return by_policy(engine, {})
-    return by_policy(engine, {**known, **(_as_shipped() if told == CHANGED else differences(told))})
+    return by_policy(engine, {**known, **(_as_shipped() if told in (CHANGED, UNCOUNTED) else differences(told))})
 
 
 def differences(told: str) -> dict[str, str]:
