@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from durabench.report import NOT_POSSIBLE, Cell, pick
+from durabench.report.pick import pick_of_hosts
 
 DESTROYED = {
     "none": "nothing",
@@ -161,3 +163,35 @@ def test_settings_promised_to_be_durable_that_never_ran_are_named():
 
 def test_nothing_asked_for_is_no_pick():
     assert pick([]).setting is None
+
+
+def cut_elsewhere(verdict="kept"):
+    """Cells of a file system that was made for power cuts: another disk, without latencies."""
+    cut = [cell for cell in DURABLE if cell.fault == "cut-power"]
+    return [replace(cell, host="ffffffff", put_p50_ms=None, verdict=verdict) for cell in cut]
+
+
+def test_a_file_system_made_for_power_cuts_takes_no_pick_away():
+    found = pick_of_hosts([*DURABLE, *cut_elsewhere()], {"0a1b2c3d": 0.1})
+    assert found.setting == "sqlite:wal-full"
+    assert "0a1b2c3d, where latency was measured" in found.why
+
+
+def test_what_broke_on_another_file_system_is_not_picked():
+    found = pick_of_hosts([*DURABLE, *cut_elsewhere("broken")], {"0a1b2c3d": 0.1})
+    assert found.setting is None
+    assert "broke its promise on ffffffff (cut-power)" in found.why
+
+
+def test_two_disks_with_latencies_have_a_pick_each_and_none_together():
+    other = [replace(cell, host="ffffffff") for cell in DURABLE]
+    found = pick_of_hosts([*DURABLE, *other], {})
+    assert found.setting is None
+    assert "0a1b2c3d: sqlite:wal-full; ffffffff: sqlite:wal-full" in found.why
+
+
+def test_what_was_lost_is_counted_in_the_reason_and_not_listed():
+    broken = cells_of(
+        "files:fsync-dir", "T3", 2.0, verdicts={"cut-power": "broken"}, whys={"cut-power": "2 lost of 3: a; b"}
+    )
+    assert pick(broken).why.endswith("(files:fsync-dir: cut-power, metadata: broken (2 lost of 3))")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.fault import FAULTS
 from durabench.report.cells import cells, loses
-from durabench.report.pick import Pick, pick
+from durabench.report.pick import hosts_of, pick_of_hosts
 from durabench.results import SCHEMA_VERSION, Differs, Tally, distinct
 from durabench.statistics import quantile
 from durabench_backends.contract import Domain
@@ -17,7 +17,6 @@ from durabench_backends.contract import Domain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from durabench.report.cells import Cell
     from durabench.report.expectations import Expectation
     from durabench.results import Folder
     from durabench.row import Row
@@ -103,7 +102,7 @@ def document(
         "schema_version": SCHEMA_VERSION,
         "machine": dict(runs[0].json.get("machine", {})),
         "floor": _floor_of_host(floors, runs[0].host),
-        "pick": _pick(found, floors).as_json(),
+        "pick": pick_of_hosts(found, {host: _moved_ms(floors, host) for host in hosts_of(found)}).as_json(),
         "cells": [cell.as_json() for cell in found],
         "runs": [_told(run, ended=run.done is not None or not_run is not None) for run in runs],
     }
@@ -208,16 +207,6 @@ def _nearest(floors: Sequence[Mapping[str, Any]], host: str, size_bytes: float |
         return float(mine[0]["p50_ms"])
     wanted = size_bytes
     return float(min(mine, key=lambda floor: abs(log(floor["size_bytes"] / wanted)))["p50_ms"])
-
-
-def _pick(found: Sequence[Cell], floors: Sequence[Mapping[str, Any]]) -> Pick:
-    """One host's pick; of several hosts there is none, since their disks differ."""
-    hosts = list(dict.fromkeys(cell.host for cell in found))
-    if len(hosts) > 1:
-        each = {host: pick([cell for cell in found if cell.host == host], _moved_ms(floors, host)) for host in hosts}
-        said = "; ".join(f"{host}: {one.setting or 'none, ' + one.why}" for host, one in each.items())
-        return Pick(None, f"several machines or disks, each has its own ({said})")
-    return pick(found, _moved_ms(floors, hosts[0]) if hosts else None)
 
 
 def _moved_ms(floors: Sequence[Mapping[str, Any]], host: str) -> float | None:

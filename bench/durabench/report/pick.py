@@ -7,7 +7,7 @@ is therefore no pick at all, and no ranking between settings that differ less th
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from durabench.fault import FAULTS
@@ -15,7 +15,7 @@ from durabench.report.cells import NOT_POSSIBLE
 from durabench_backends.contract import METADATA, Domain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from durabench.report.cells import Cell
 
@@ -58,6 +58,33 @@ def pick(cells: Sequence[Cell], floor_moved_ms: float | None = None) -> Pick:
     return _fastest({label: _put_p50_ms(durable[label]) for label in kept}, floor_moved_ms, not_tried)
 
 
+def hosts_of(cells: Iterable[Cell]) -> list[str]:
+    """Every host that has a cell, in the order of the cells."""
+    return list(dict.fromkeys(cell.host for cell in cells))
+
+
+def pick_of_hosts(cells: Sequence[Cell], floor_moved_ms: Mapping[str, float | None]) -> Pick:
+    """The pick of the one host that has latencies; what file systems made for a power cut saw can but stand against it.
+
+    Of several hosts with latencies there is none, since their disks differ. ``floor_moved_ms`` is by host.
+    """
+    hosts = hosts_of(cells)
+    each = {host: pick([cell for cell in cells if cell.host == host], floor_moved_ms.get(host)) for host in hosts}
+    if len(hosts) < 2:
+        return each[hosts[0]] if hosts else pick(cells)
+    timed = {cell.host for cell in cells if cell.put_p50_ms is not None}
+    if len(timed) != 1:
+        said = "; ".join(f"{host}: {one.setting or 'none'}" for host, one in each.items())
+        return Pick(None, f"several machines or disks, each has its own ({said})")
+    (host,) = timed
+    one = each[host]
+    for cell in cells:
+        if cell.host != host and cell.label == one.setting and cell.verdict == "broken":
+            why = f"{one.setting}, the fastest on {host}, broke its promise on {cell.host} ({cell.fault})"
+            return Pick(None, why, one.not_tried)
+    return replace(one, why=f"{one.why} (on {host}, where latency was measured)")
+
+
 def _fastest(p50_ms: dict[str, float | None], floor_moved_ms: float | None, not_tried: tuple[str, ...]) -> Pick:
     """The fastest of settings that all kept everything, unless it is too close to call."""
     kept = "kept everything under every fault that was run, power cuts included"
@@ -81,7 +108,9 @@ def _against(members: Iterable[Cell]) -> str | None:
     members = list(members)
     for cell in members:
         if cell.verdict not in ("kept", NOT_POSSIBLE) and not _covered(cell, members):
-            why = f" ({cell.why})" if cell.why else ""
+            # How much was lost, without the list of it, which stands with the losing trials.
+            said = cell.why.partition(": ")[0] if cell.why and cell.verdict == "broken" else cell.why
+            why = f" ({said})" if said else ""
             return f"{cell.fault}, {cell.namespace}: {cell.verdict}{why}"
     missing = {cell.namespace for cell in members} - (_survives_power(members) or set())
     return f"no power cut judged for its {_and(sorted(missing))}" if missing else None

@@ -145,7 +145,7 @@ def verdict(document: Json) -> str:
     rated = [cell for cell in struck if cell["destroyed"] not in ("flushed", "at-rest")]
     broken = [f"{cell['backend']}:{cell['setting']} ({cell['fault']})" for cell in rated if cell["verdict"] == "broken"]
     faults = [name for name in FAULTS if any(cell["fault"] == name for cell in rated)]
-    settings = {(cell["host"], cell["backend"], cell["setting"]) for cell in rated}
+    settings = {(cell["backend"], cell["setting"]) for cell in rated}
     subject = f"Of {len(settings)} settings put through {named(faults) if faults else 'a fault'}"
     if not broken:
         return f"{subject}, none broke its promise{_still(rated)}."
