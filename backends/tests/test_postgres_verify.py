@@ -266,6 +266,21 @@ def test_unlogged_tables_that_this_login_may_write_fail_and_others_are_a_remark(
         server.tell("DROP SCHEMA shop CASCADE", "REVOKE writer FROM app")
 
 
+def test_an_unlogged_partition_is_written_through_the_table_that_it_is_a_part_of(server):
+    try:
+        server.tell(
+            "CREATE TABLE parted (n int) PARTITION BY RANGE (n)",
+            "CREATE TABLE middle PARTITION OF parted FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (n)",
+            "CREATE UNLOGGED TABLE leaf PARTITION OF middle FOR VALUES FROM (0) TO (5)",
+        )
+        assert looked(server.url("app"))["unlogged_tables"].status == "warn"
+        server.tell("GRANT INSERT ON parted TO app")
+        check = looked(server.url("app"))["unlogged_tables"]
+        assert (check.status, check.value) == ("fail", "public.leaf")
+    finally:
+        server.tell("DROP TABLE parted")
+
+
 def test_what_the_goal_depends_on_and_may_not_be_read_is_unknown_with_the_grant(server):
     server.tell("REVOKE SELECT ON pg_class FROM PUBLIC")
     try:
@@ -276,7 +291,10 @@ def test_what_the_goal_depends_on_and_may_not_be_read_is_unknown_with_the_grant(
         server.tell(*filter(None, checks["unlogged_tables"].fix.split(";")))
         assert not bad(looked(server.url("app")))
     finally:
-        server.tell("REVOKE SELECT ON pg_class, pg_namespace, pg_roles FROM app", "GRANT SELECT ON pg_class TO PUBLIC")
+        server.tell(
+            "REVOKE SELECT ON pg_class, pg_namespace, pg_inherits, pg_roles FROM app",
+            "GRANT SELECT ON pg_class TO PUBLIC",
+        )
 
 
 def test_a_login_without_pg_settings_is_told_what_it_gets_but_not_by_whom(server):
@@ -392,6 +410,22 @@ def test_on_a_disk_of_memory_nothing_is_promised_once_the_machine_dies():
             url = Server(running).url()
             assert bad(looked(url)) == {"filesystem"}
             assert not bad(looked(url, Goal(Domain.SERVER)))
+
+
+def test_a_tablespace_of_memory_is_as_bad_as_a_data_directory_of_memory(server):
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no file system of memory here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chown(folder, server.data.stat().st_uid, -1)
+        server.tell(f"CREATE TABLESPACE fast LOCATION '{folder}'")
+        try:
+            for user in ("postgres", "app"):
+                checks = looked(server.url(user))
+                assert bad(checks) == {"filesystem"}
+                assert folder in checks["filesystem"].origin
+            assert not bad(looked(server.url(), Goal(Domain.SERVER)))
+        finally:
+            server.tell("DROP TABLESPACE fast")
 
 
 def test_the_main_process_is_found_only_where_it_is_certain(server):

@@ -42,13 +42,18 @@ WHERE = "SELECT pg_catalog.version(), pg_catalog.pg_is_in_recovery(), session_us
 ROLE = "SELECT pg_catalog.quote_ident(session_user)"
 
 UNLOGGED_TABLES = """
-SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), EXISTS (
+WITH RECURSIVE written(oid, through) AS (
+    SELECT c.oid, c.oid FROM pg_catalog.pg_class c WHERE c.relpersistence = 'u' AND c.relkind = 'r'
+    UNION SELECT w.oid, i.inhparent FROM written w JOIN pg_catalog.pg_inherits i ON i.inhrelid = w.through)
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), pg_catalog.bool_or(EXISTS (
     SELECT FROM pg_catalog.pg_roles r WHERE pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER')
-    AND pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
-    AND pg_catalog.has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE'))
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relpersistence = 'u' AND c.relkind = 'r' ORDER BY 1"""
-"""Every unlogged table of the database, and whether this login may write it, also as a role that it may become."""
+    AND pg_catalog.has_schema_privilege(r.oid, t.relnamespace, 'USAGE')
+    AND pg_catalog.has_any_column_privilege(r.oid, t.oid, 'INSERT, UPDATE')))
+FROM written w JOIN pg_catalog.pg_class t ON t.oid = w.through JOIN pg_catalog.pg_class c ON c.oid = w.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace GROUP BY c.oid, 1 ORDER BY 1"""
+"""Every unlogged table of the database, and whether this login may write it, also as a role that it may become, and
+also through a table that it is a part of, whose rights are all that is asked for then.
+"""
 
 OF_OURS = """
 SELECT c.oid::regclass::text, c.relpersistence FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -210,7 +215,9 @@ def _unlogged_tables(reader: Reader) -> list[Fact]:
     try:
         rows = reader.session.rows(UNLOGGED_TABLES)
     except Refused as error:
-        right = "GRANT SELECT ON pg_catalog.pg_class, pg_catalog.pg_namespace, pg_catalog.pg_roles"
+        right = (
+            "GRANT SELECT ON pg_catalog.pg_class, pg_catalog.pg_namespace, pg_catalog.pg_inherits, pg_catalog.pg_roles"
+        )
         return [Fact(name, "", "", f"{error}: {right} TO {reader.role}") for name in ids]
     written = [name or "" for name, may in rows if may == "t"]
     others = [name or "" for name, may in rows if may != "t"]

@@ -75,14 +75,17 @@ def _parent(pid: int) -> int | None:
 
 
 def mounts(session: Session, main: int | None, role: str) -> Sequence[Fact]:
-    """File system, mount options and write cache below the data directory, or below its log where that is weaker."""
+    """File system, mount options and write cache below the data directory, or below its log or a tablespace where that
+    is weaker.
+    """
     if main is None:
         return _unread(ELSEWHERE)
     folder = _data_directory(session, main)
     if folder is None:
         return _unread(DATA.format(role=role))
     try:
-        found = [mount_facts("postgres", path, main) for path in dict.fromkeys((folder, _log(folder)))]
+        places = dict.fromkeys((folder, _log(folder), *_tablespaces(session)))
+        found = [mount_facts("postgres", path, main) for path in places]
     except OSError as error:
         return _unread(f"{folder} cannot be looked at from here: {error.strerror}")
     return min(found, key=_reach)
@@ -100,6 +103,15 @@ def _log(folder: Path) -> Path:
         return folder / (folder / "pg_wal").readlink()
     except OSError:
         return folder
+
+
+def _tablespaces(session: Session) -> list[Path]:
+    """Where the other tablespaces are; 22.6: one on a RAM disk "risks the reliability of the entire cluster"."""
+    try:
+        rows = session.rows("SELECT pg_catalog.pg_tablespace_location(oid) FROM pg_catalog.pg_tablespace ORDER BY oid")
+    except Refused:
+        return []
+    return [Path(row[0]) for row in rows if row[0] and row[0].startswith("/")]
 
 
 def _data_directory(session: Session, main: int) -> Path | None:

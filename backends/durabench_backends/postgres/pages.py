@@ -93,15 +93,15 @@ PAGES: Mapping[str, str] = {
         'fsync_writethrough".',
     ),
     "postgres.filesystem": _page(
-        "The file system and mount options below the data directory, or below its log where that is on a weaker "
-        "one. It is known only where the server runs on this machine and this login may ask for the data "
-        "directory, or this user may look at the server's process; elsewhere the check is skipped.",
+        "The file system and mount options below the data directory, or below its log or a tablespace where that "
+        "is on a weaker one. It is known only where the server runs on this machine and this login may ask for the "
+        "data directory, or this user may look at the server's process; elsewhere the check is skipped.",
         "on tmpfs or ramfs: everything, when the machine dies. With nobarrier: what the drive's cache held when "
         "its power failed. On a network file system: what the file server acknowledged and had not written. In a "
         "container's own layer (overlay): everything, when the container is removed.",
         "put the data directory on a local file system with barriers, or on a volume. To let this login ask: GRANT "
         "pg_read_all_settings TO app.",
-        "28.1 Reliability; 18.2.2.1 NFS; ext4(5) and proc(5) of Linux.",
+        "28.1 Reliability; 18.2.2.1 NFS; 22.6 Tablespaces; ext4(5) and proc(5) of Linux.",
     ),
     "postgres.mount_options": _page(
         "Mount options below the data directory, or below its log, that change what a flush does; seen from the "
