@@ -54,8 +54,9 @@ there, and not the dump: everything is gone (tried with Redis 8.2.3 and Valkey 9
 How it is told: the file, where the server runs on this machine and the file may be read. Otherwise by INFO
 commandstats, which counts CONFIG SET since the start (version 7 and later). Where neither tells anything it is
 `skip`, because what runs was read and is what a crash meets first; where CONFIG SET was called and nothing was
-written down it is `unknown`. A server without a file that nobody changed is a `warn`: a start by hand, without
-its options, has the shipped settings.
+written down it is `unknown`, and a `warn` where both were called, since their order is not told. A server without
+a file that nobody changed is a `warn`: a start by hand, without its options, has the shipped settings; one whose
+count CONFIG RESETSTAT removed is `unknown` where the shipped settings would not do.
 
 Mend: `redis-cli CONFIG REWRITE`; without a file, start it with one, or put the options into the unit or compose
 file.
