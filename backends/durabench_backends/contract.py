@@ -369,7 +369,7 @@ class Limit:
 
 DELETED = " (deleted)"
 """Ends the path of a file that has no name (yet, or any more)."""
-CallKind = Literal["open", "write", "flush", "rename", "unlink", "truncate", "lock", "unlock", "hidden"]
+CallKind = Literal["open", "write", "flush", "rename", "unlink", "mkdir", "truncate", "lock", "unlock", "hidden"]
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,24 @@ FLUSHES = ("fsync", "fdatasync", "msync")
 FLUSH_ALL = ("sync", "syncfs")
 RENAMES = ("rename", "renameat", "renameat2", "link", "linkat")
 UNLINKS = ("unlink", "unlinkat")
+MKDIRS = ("mkdir", "mkdirat")
 TRUNCATES = ("truncate", "ftruncate")
 HIDDEN = ("io_uring_setup", "io_submit")
 MOVES = ("chdir", "fchdir")
-TRACED = (*OPENS, *WRITES, *COPIES, *FLUSHES, *FLUSH_ALL, *RENAMES, *UNLINKS, *TRUNCATES, *HIDDEN, *MOVES, "fcntl")
+TRACED = (
+    *OPENS,
+    *WRITES,
+    *COPIES,
+    *FLUSHES,
+    *FLUSH_ALL,
+    *RENAMES,
+    *UNLINKS,
+    *MKDIRS,
+    *TRUNCATES,
+    *HIDDEN,
+    *MOVES,
+    "fcntl",
+)
 OPTIONS = (
     *("-f", "-I", "2"),
     *("-y", "-xx", "-s", "0"),
@@ -257,8 +271,9 @@ class _Reader:
             return "write", self._path(line, COPIES[name]), "", line.result, None
         if name in TRUNCATES:
             return "truncate", self._path(line, 0), "", int(arguments[1]), None
-        if name in UNLINKS:
-            return "unlink", self._named(line, 0, at=name == "unlinkat"), "", 0, None
+        if name in (*UNLINKS, *MKDIRS):
+            named = self._named(line, 0, at=name.endswith("at"))
+            return "unlink" if name in UNLINKS else "mkdir", named, "", 0, None
         return "flush", self._path(line, 0), "", 0, None
 
     def _renamed(self, line: _Line) -> Call:

@@ -360,6 +360,40 @@ def test_a_file_that_gets_its_name_last(tmp_path, flushed, way):
     assert (fact.value, fact.origin.startswith(f"as watched: 3 {way}; ")) == (way, True)
 
 
+STEPS = """
+import os, sys
+folder, way, flushed = sys.argv[1:]
+for n in range(2):
+    step = os.path.join(folder, f"run-{n}", "step")
+    os.makedirs(step)
+    with open(os.path.join(step, "temporary"), "wb") as file:
+        file.write(b"x" * 5000)
+        file.flush()
+        os.fsync(file.fileno())
+    if way == "fsync-dir":
+        os.rename(os.path.join(step, "temporary"), os.path.join(step, "checkpoint"))
+    for place in (step, os.path.dirname(step), folder)[: int(flushed)]:
+        directory = os.open(place, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+"""
+
+
+@pytest.mark.parametrize(
+    "way, flushed, seen",
+    [
+        ("fsync-dir", 3, "fsync-dir"),
+        ("fsync-dir", 2, "fsync-file"),
+        ("fsync-dir", 1, "fsync-file"),
+        ("in-place-fsync", 3, "in-place-fsync"),
+        ("in-place-fsync", 1, "in-place"),
+    ],
+)
+def test_a_new_directory_is_only_kept_with_its_own_entry(tmp_path, way, flushed, seen):
+    (fact,) = watched(tmp_path.as_uri(), sys.executable, "-c", STEPS, str(tmp_path), way, str(flushed)).facts
+    assert fact.value == seen
+
+
 def test_a_child_of_a_program_counts_through_a_link_too(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

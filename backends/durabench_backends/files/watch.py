@@ -59,6 +59,10 @@ class _Watch:
     """Name and number of each put → the way it was made."""
     entries: dict[str, set[str]] = field(default_factory=dict)
     """Directory → puts whose rename into it has not been flushed, and that nothing has followed yet."""
+    new: set[str] = field(default_factory=set)
+    """Directories that were made and whose own entry is not flushed: what is below them goes with them."""
+    waiting: dict[str, set[str]] = field(default_factory=dict)
+    """Directory → puts of which only the entry of a new directory is not flushed."""
 
     def open(self, call: Call) -> None:
         if not call.flags & WRITING:
@@ -83,15 +87,29 @@ class _Watch:
                 file.dirty = False
             if call.path in {"", str(PurePath(path).parent)}:
                 file.made = False
+        self.new = {made for made in self.new if call.path not in {"", str(PurePath(made).parent)}}
         for directory, puts in self.entries.items():
             if call.path in {"", directory}:
+                self.waiting.setdefault(directory, set()).update(puts)
+                puts.clear()
+        for directory, puts in self.waiting.items():
+            if not self.is_new(directory):
                 self.ways.update(dict.fromkeys(puts, FSYNC_DIR))
                 puts.clear()
+
+    def mkdir(self, call: Call) -> None:
+        self.new.add(call.path)
+
+    def is_new(self, directory: str) -> bool:
+        """Whether the entry of ``directory``, or of one above it, is not flushed."""
+        return any(PurePath(directory).is_relative_to(made) for made in self.new)
 
     def rename(self, call: Call) -> None:
         """A file, or a whole directory of them, takes its place."""
         moved = [path for path in self.files if PurePath(path).is_relative_to(call.path)]
-        unflushed, entries = False, False
+        below = {made for made in self.new if PurePath(made).is_relative_to(call.path)}
+        self.new -= below  # the entry of what is moved is that of the put; those below it must have been flushed
+        unflushed, entries = False, bool(below - {call.path})
         for path in moved:
             file = self.files.pop(path)
             unflushed |= file.dirty
@@ -103,6 +121,7 @@ class _Watch:
         self.ways[put] = RENAME if unflushed else FSYNC_FILE
         # What was renamed here before and not flushed since may have been acknowledged before this one began.
         self.entries[into] = set() if unflushed or entries else {put}
+        self.waiting.pop(into, None)
 
     def unlink(self, call: Call) -> None:
         self.files.pop(call.path, None)
@@ -111,7 +130,8 @@ class _Watch:
         """What is left under the name that it was written to."""
         for path, file in self.files.items():
             if file.writes and not path.endswith(DELETED):
-                flushed = not (file.dirty or file.unpaired or file.made)
+                lost = file.made or self.is_new(str(PurePath(path).parent))
+                flushed = not (file.dirty or file.unpaired or lost)
                 yield path, IN_PLACE_FSYNC if flushed else IN_PLACE
 
 
@@ -125,6 +145,7 @@ def _ways(calls: Sequence[Call], directory: Path) -> Iterator[tuple[str, str]]:
         "flush": watch.flush,
         "rename": watch.rename,
         "unlink": watch.unlink,
+        "mkdir": watch.mkdir,
     }
     for call in calls:
         below = call.path == "" or PurePath(call.path).is_relative_to(directory)
