@@ -486,7 +486,9 @@ def test_a_probe_removes_what_it_wrote_and_what_a_killed_one_left_and_says_how_m
     with load(durable):
         found = {check.id.removeprefix("redis."): check for check in backend(durable.url()).probe(DRIVE)}
     assert {f"redis.{name}" for name in found} == set(Redis.probes)
-    assert {check.status for check in found.values()} <= {"ok", "skip"}, found
+    # On a busy machine no flush may come while a WAITAOF is waited for: that is said, and alarms nobody.
+    assert {name for name, check in found.items() if check.status == "warn"} <= {"waitaof"}, found
+    assert {check.status for check in found.values()} <= {"ok", "skip", "warn"}, found
     for check in found.values():
         assert "bytes in" in check.evidence
         assert "removed 1 keys that an earlier probe had left" in check.evidence

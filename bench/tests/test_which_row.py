@@ -201,7 +201,7 @@ def test_a_server_as_shipped(engine, tmp_path):
     finally:
         server.kill()
         server.wait(10)
-    assert {fact.origin for fact in facts if fact.id == f"{engine}.save"} == {"CONFIG GET; no configuration file"}
+    assert {fact.origin for fact in facts if fact.id == "redis.save"} == {"CONFIG GET; no configuration file"}
     same = [f"{engine}:{setting.name}" for setting in found.settings if setting.promise == found.promise(facts)]
     assert same == [f"{engine}:{found.settings[0].name}"]
     assert same[0] in said_of("a stock `redis-server` or `valkey-server`")
