@@ -253,6 +253,8 @@ def test_every_member_is_documented(planned):
 def test_nothing_is_left_on_the_disk_under_test(planned):
     _, top = planned
     assert list((top / "disk").iterdir()) == []
+    told = [path for path in (top / "out").glob("*.json*") if ".durabench-" in path.read_text()]
+    assert told == [], "where a store lay is nobody's business"
 
 
 # --- what bad input gets ----------------------------------------------------------------------------------------------

@@ -331,6 +331,7 @@ class _Going:
         folder = (
             results.Folder.create_at(question.out) if question.out else results.Folder.create(LOCAL, name, facts["id"])
         )
+        folder.forget = str(self.ground.scratch)
         folder.begin(content)
         return folder
 
