@@ -315,7 +315,7 @@ class _Going:
         content = {
             "profile": "plan",
             "seed": question.seed,
-            "command": results.redact_argv(list(question.command)),
+            "command": results.redact_argv(["durabench", *question.command[1:]]),
             "commit": results.commit_facts(),
             "machine": dict(facts),
             "versions": {one.target.label: _versions(one) for one in prepared.values()},
