@@ -51,13 +51,13 @@ def chart(material: Material) -> style.Chart:
 
 def sentence(document: Json) -> str:
     """How many settings kept what they promise, in all that was judged."""
-    verdicts: dict[tuple[str, str], set[str]] = {}
+    verdicts: dict[str, set[str]] = {}
     for cell in document["cells"]:
         if cell["trials"] and cell["fault"] != "none" and cell["destroyed"] not in ("flushed", "at-rest"):
-            verdicts.setdefault((cell["host"], f"{cell['backend']}:{cell['setting']}"), set()).add(cell["verdict"])
+            verdicts.setdefault(f"{cell['backend']}:{cell['setting']}", set()).add(cell["verdict"])
     if not verdicts:
         return "No fault was judged."
-    broken = [label for (_, label), seen in verdicts.items() if "broken" in seen]
+    broken = [label for label, seen in verdicts.items() if "broken" in seen]
     lost = sum("no-promise" in seen and "broken" not in seen for seen in verdicts.values())
     kept = sum(seen <= {"kept", "within"} for seen in verdicts.values())
     said = f"{kept} of {len(verdicts)} settings kept their promise wherever they were struck"
