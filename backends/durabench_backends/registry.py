@@ -30,19 +30,38 @@ class Line(NamedTuple):
     schemes: tuple[str, ...] = ()
     by_url_only: bool = False
     """Has no server of its own to run: serves URLs and is not listed."""
+    url: str | None = None
+    """How a person writes its URL."""
+    part: str = ""
+    """What such a URL is followed by to name a part of it, whose sizes are listed."""
 
 
 BACKENDS: dict[str, Line] = {
     "memory": Line("durabench_backends.memory:Memory"),
-    "files": Line("durabench_backends.files:Files", schemes=("file",)),
-    "sqlite": Line("durabench_backends.sqlite:Sqlite", schemes=("sqlite",)),
-    "postgres": Line("durabench_backends.postgres:Postgres", "postgres", ("postgresql", "postgres")),
-    "redis": Line("durabench_backends.redis:Redis", "redis", ("redis", "rediss")),
-    "valkey": Line("durabench_backends.redis:Valkey", "redis", ("valkey", "valkeys")),
+    "files": Line("durabench_backends.files:Files", schemes=("file",), url="file:///dir?write=fsync-dir"),
+    "sqlite": Line(
+        "durabench_backends.sqlite:Sqlite",
+        schemes=("sqlite",),
+        url="sqlite:////abs.db?journal_mode=wal&synchronous=full",
+        part="[#table]",
+    ),
+    "postgres": Line(
+        "durabench_backends.postgres:Postgres",
+        "postgres",
+        ("postgresql", "postgres"),
+        url="postgresql://…",
+        part="[#table]",
+    ),
+    "redis": Line("durabench_backends.redis:Redis", "redis", ("redis", "rediss"), url="redis://…", part="[#prefix]"),
+    "valkey": Line(
+        "durabench_backends.redis:Valkey", "redis", ("valkey", "valkeys"), url="valkey://…", part="[#prefix]"
+    ),
     "s3-swift": Line("durabench_backends.s3.swift:Swift", "s3"),
     "s3-seaweedfs": Line("durabench_backends.s3.seaweedfs:SeaweedFS", "s3"),
     "s3-moto": Line("durabench_backends.s3.moto:Moto", "s3"),
-    "s3": Line("durabench_backends.s3.anywhere:S3", "s3", ("s3",), by_url_only=True),
+    "s3": Line(
+        "durabench_backends.s3.anywhere:S3", "s3", ("s3",), by_url_only=True, url="s3://bucket/prefix?endpoint_url=…"
+    ),
 }
 
 
@@ -55,6 +74,14 @@ def names() -> list[str]:
     schemes = {scheme for line in BACKENDS.values() for scheme in line.schemes}
     others = sorted({point.name for point in entry_points(group=GROUP)} - set(BACKENDS) - schemes)
     return [*(name for name, line in BACKENDS.items() if not line.by_url_only), *others]
+
+
+def url_forms(*, parts: bool = False) -> str:
+    """How a person writes a URL of each backend that takes one, for help and errors; with ``parts`` as one whose sizes
+    are listed, which takes no options.
+    """
+    lines = [line for line in BACKENDS.values() if line.url]
+    return ", ".join(f"{line.url.partition('?')[0]}{line.part}" if parts else line.url for line in lines if line.url)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

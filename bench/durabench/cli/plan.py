@@ -11,6 +11,7 @@ import typer
 
 from durabench.cli.options import DirOption, FormatOption, MaxLossOption, Names, SurviveOption, seconds, size_bytes
 from durabench.cli.screen import INTERRUPTED, Progress, stop
+from durabench_backends import registry
 
 if TYPE_CHECKING:
     from durabench.output import Output
@@ -44,8 +45,7 @@ def plan(
         typer.Option(
             "--from",
             metavar="URL",
-            help="Your own sizes, read and never written: file:///dir, sqlite:////abs.db[#table], "
-            "postgresql://…[#table], redis://…[#prefix], s3://bucket/prefix.",
+            help=f"Your own sizes, read and never written: {registry.url_forms(parts=True)}.",
         ),
     ] = None,
     directory: DirOption = None,

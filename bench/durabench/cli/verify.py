@@ -9,6 +9,7 @@ import typer
 
 from durabench.cli.options import MaxLossOption, Names, SurviveOption, seconds
 from durabench.cli.screen import INTERRUPTED
+from durabench_backends import registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +23,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="URL",
-            help="file:///dir?write=fsync-dir, sqlite:////abs.db?journal_mode=wal&synchronous=full, postgresql://…, "
-            "redis://…, valkey://…, s3://bucket/prefix?endpoint_url=…",
+            help=registry.url_forms(),
         ),
     ] = None,
     command: Annotated[

@@ -12,6 +12,7 @@ from durabench.process import HarnessError, Hung
 from durabench.redact import redact
 from durabench.schedule import UsageError, targets_of
 from durabench.service import READY_S, Service
+from durabench_backends import registry
 
 if TYPE_CHECKING:
     from durabench.ground import Ground
@@ -26,7 +27,7 @@ def sizes_at(url: str, ground: Ground) -> dict[str, Any]:
     """
     address, _, within = url.partition("#")
     if "://" not in address:
-        raise UsageError(f"--from takes a URL, such as file:///dir or postgresql://host/db#table, not {redact(url)!r}")
+        raise UsageError(f"--from takes a URL, one of {registry.url_forms(parts=True)}, not {redact(url)!r}")
     target = targets_of(address)[0]
     machine = ground.machine([target], WORKLOAD)
     try:

@@ -106,7 +106,7 @@ def _target(url: str) -> Target:
         message = f"{redact(url)} is no URL: {error}"
         raise UsageError(message) from None
     if not scheme or "://" not in url:
-        message = f"{redact(url)} is no URL; write file:///dir, sqlite:////abs.db, postgresql://…, redis://… or s3://…"
+        message = f"{redact(url)} is no URL; write one of {registry.url_forms()}"
         raise UsageError(message)
     name = registry.name_for_url(url)
     return Target(url, name, registry.load(name))
