@@ -543,6 +543,23 @@ def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held
     return found
 
 
+def versions_of(one: Prepared) -> dict[str, Any]:
+    """The versions that a target told, and the SHA-256 of every program that was started."""
+    found = {fact.id: fact.value for fact in one.facts if fact.id.endswith("version")}
+    return {**found, **{f"sha256 of {name}": digest for name, digest in one.programs.items()}}
+
+
+def promises_of(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
+    """What every target is judged by, so that a stored history can be judged again by the same words."""
+    found = {}
+    for target, one in prepared.items():
+        _, setting = target.load()
+        promise = setting.promise if setting else one.promise
+        if promise is not None:
+            found[target.label] = {**promise.as_json(), "versions": bool(setting and setting.versions)}
+    return found
+
+
 def cells_json(
     cells: Sequence[Cell], prepared: Mapping[Target, Prepared], plan_workload: str, facts: Mapping[str, Any]
 ) -> list[dict[str, Any]]:

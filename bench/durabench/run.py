@@ -263,31 +263,15 @@ def _run_json(
         "command": results.redact_argv(["durabench", *options.command[1:]]),
         "commit": results.commit_facts(),
         "machine": dict(facts),
-        "versions": {one.target.label: _versions(one) for one in prepared.values()},
+        "versions": {one.target.label: campaign.versions_of(one) for one in prepared.values()},
         "targets": {one.target.label: one.as_json() for one in prepared.values()},
-        "promises": dict(_promises(prepared).items()),
+        "promises": campaign.promises_of(prepared),
         "driver": options.driver,
         "asked": asdict(asked),
         "directory": None if options.directory is None else str(options.directory),
         "cells": campaign.cells_json(cells, prepared, workload, facts),
         "plan": [plan.as_json() for plan in plans],
     }
-
-
-def _versions(one: Prepared) -> dict[str, Any]:
-    found = {fact.id: fact.value for fact in one.facts if fact.id.endswith("version")}
-    return {**found, **{f"sha256 of {name}": digest for name, digest in one.programs.items()}}
-
-
-def _promises(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
-    """What every target is judged by, so that a stored history can be judged again by the same words."""
-    found = {}
-    for target, one in prepared.items():
-        _, setting = target.load()
-        promise = setting.promise if setting else one.promise
-        if promise is not None:
-            found[target.label] = {**promise.as_json(), "versions": bool(setting and setting.versions)}
-    return found
 
 
 def _folder(options: Options, document: Mapping[str, Any], host: str, ground: Ground) -> results.Folder:

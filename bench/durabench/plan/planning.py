@@ -318,9 +318,9 @@ class _Going:
             "command": results.redact_argv(["durabench", *question.command[1:]]),
             "commit": results.commit_facts(),
             "machine": dict(facts),
-            "versions": {one.target.label: _versions(one) for one in prepared.values()},
+            "versions": {one.target.label: campaign.versions_of(one) for one in prepared.values()},
             "targets": {one.target.label: one.as_json() for one in prepared.values()},
-            "promises": _promises(prepared),
+            "promises": campaign.promises_of(prepared),
             "driver": "forked",
             "asked": _asked(question),
             "directory": None if question.directory is None else str(question.directory),
@@ -383,19 +383,3 @@ def _goal(question: Question) -> dict[str, Any]:
 def _asked(question: Question) -> dict[str, Any]:
     named = {"backends", "sizes", "quick"}
     return {**{name: value for name, value in asdict(question).items() if name in named}, "goal": _goal(question)}
-
-
-def _versions(one: Prepared) -> dict[str, Any]:
-    found = {fact.id: fact.value for fact in one.facts if fact.id.endswith("version")}
-    return {**found, **{f"sha256 of {name}": digest for name, digest in one.programs.items()}}
-
-
-def _promises(prepared: Mapping[Target, Prepared]) -> dict[str, Any]:
-    """What the trials are judged by, so that stored histories can be judged again."""
-    found = {}
-    for target, one in prepared.items():
-        _, setting = target.load()
-        promise = setting.promise if setting else one.promise
-        if promise is not None:
-            found[target.label] = {**promise.as_json(), "versions": bool(setting and setting.versions)}
-    return found
