@@ -33,7 +33,7 @@ write_s = 0.2
 
 
 @pytest.fixture
-def durabench(capsys, monkeypatch):
+def typed(capsys, monkeypatch):
     """Runs the command line in this process; (exit status, stdout, stderr)."""
 
     def run(*words):

@@ -10,24 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from durabench import cli
 from durabench.results import Folder
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def typed(capsys, monkeypatch):
-    """Runs the command line in this process; (exit status, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["durabench", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

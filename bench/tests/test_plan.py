@@ -55,20 +55,6 @@ def small(monkeypatch):
     monkeypatch.setattr(cli.plan, "_draw", lambda _planned: [])
 
 
-@pytest.fixture
-def typed(capsys, monkeypatch):
-    """Runs the command line in this process; (exit status, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["durabench", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code, said.out, said.err
-
-    return run
-
-
 # --- what it measures -------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ CLASSES = {"toy": "Toy", "embedded": "Embedded", "silent": "Silent", "plain": "P
 
 
 @pytest.fixture
-def typed(durabench, monkeypatch):
+def typed(typed, monkeypatch):
     """Runs ``durabench verify`` in this process, with the toys' schemes known; (exit status, stdout, stderr)."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
@@ -32,7 +32,7 @@ def typed(durabench, monkeypatch):
     counted = [Check("toy.flushes", "ok", evidence="1 flush per put; wrote 80 KiB, removed")]
     monkeypatch.setattr(counting, "count", lambda *_: counted)
 
-    return lambda *words: durabench("verify", *words)
+    return lambda *words: typed("verify", *words)
 
 
 @pytest.fixture

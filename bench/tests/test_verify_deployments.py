@@ -34,11 +34,11 @@ def served(request, tmp_path_factory):
 
 
 @pytest.fixture
-def typed(durabench, monkeypatch):
+def typed(typed, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mock")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mock")
 
-    return lambda *words: durabench("verify", *words)
+    return lambda *words: typed("verify", *words)
 
 
 @pytest.fixture
