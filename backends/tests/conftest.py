@@ -1,7 +1,10 @@
 """What the tests of several adapters share: opening with patience, promises compared, and all that a failure shows."""
 
+import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -52,3 +55,29 @@ def said():
         return "".join(traceback.format_exception(caught.value)) + repr(caught.value)
 
     return fail
+
+
+@pytest.fixture(scope="session")
+def over_and_over():
+    """Somebody who does one thing all the time, in a thread, as long as the block lasts."""
+
+    @contextmanager
+    def busy(step):
+        done = threading.Event()
+
+        def work():
+            times = 0
+            while not done.is_set():
+                step()
+                times += 1
+            return times
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(work)
+            try:
+                yield
+            finally:
+                done.set()
+            assert working.result(), "what was to be a load did nothing"
+
+    return busy

@@ -137,23 +137,17 @@ def redis_server(tmp_path_factory):
         yield found
 
 
-@contextmanager
-def load(running):
-    """Somebody who writes all the time."""
-    done = threading.Event()
+@pytest.fixture
+def load(over_and_over):
+    """Somebody who writes to a server all the time."""
 
-    def write():
-        with closing(client.Redis(port=running.port)) as connection:
-            while not done.is_set():
-                connection.set("load", b"x" * 2000)
+    @contextmanager
+    def writing(running):
+        connection = client.Redis(port=running.port)
+        with closing(connection), over_and_over(lambda: connection.set("load", b"x" * 2000)):
+            yield
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return writing
 
 
 def test_both_are_verifiable_and_have_a_page_for_every_check(durable):
@@ -166,7 +160,7 @@ def test_both_are_verifiable_and_have_a_page_for_every_check(durable):
         assert all(word in page for word in ("Lost otherwise:", "Mend:", "Source:")), name
 
 
-def test_a_good_deployment_raises_no_alarm_under_load(durable):
+def test_a_good_deployment_raises_no_alarm_under_load(durable, load):
     with load(durable):
         for goal in (DRIVE, MACHINE, SERVER, CLIENT, TWO_SECONDS):
             checks = durable.checks(goal)
@@ -477,7 +471,7 @@ def test_nothing_is_written_without_a_probe(options, tmp_path):
         assert called["cmdstat_set"]["calls"] == 1
 
 
-def test_a_probe_removes_what_it_wrote_and_what_a_killed_one_left_and_says_how_much(durable):
+def test_a_probe_removes_what_it_wrote_and_what_a_killed_one_left_and_says_how_much(durable, load):
     durable.admin.set("theirs", b"1")
     with closing(backend(durable.url()).open(NAMESPACE)) as left:
         left.put("left", b"by a probe that was killed")

@@ -443,25 +443,18 @@ def real(name, setting, folder, monkeypatch):
         yield f"s3://durabench/ours?endpoint_url={options['endpoint_url']}&region=us-east-1"
 
 
-@contextmanager
-def load(url):
-    """Somebody who writes all the time."""
-    done, store = threading.Event(), S3.from_url(url).open("load")
+@pytest.fixture
+def load(over_and_over):
+    """Somebody who writes to a bucket all the time."""
 
-    def write():
-        while not done.is_set():
-            store.put("key", b"x" * 2000)
+    def writing(url):
+        store = S3.from_url(url).open("load")
+        return over_and_over(lambda: store.put("key", b"x" * 2000))
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return writing
 
 
-def test_swift_holds_under_load(tmp_path, monkeypatch):
+def test_swift_holds_under_load(tmp_path, monkeypatch, load):
     with real("s3-swift", "versioned", tmp_path, monkeypatch) as url:
         with load(url):
             report = verify.verify(url, DRIVE)
@@ -474,7 +467,7 @@ def test_swift_holds_under_load(tmp_path, monkeypatch):
         assert re.search(r"wrote \d+ bytes in \d+ puts, removed again", found["conditional_writes"].evidence)
 
 
-def test_of_seaweedfs_whether_it_syncs_cannot_be_told_by_s3(tmp_path, monkeypatch):
+def test_of_seaweedfs_whether_it_syncs_cannot_be_told_by_s3(tmp_path, monkeypatch, load):
     with real("s3-seaweedfs", "versioned", tmp_path, monkeypatch) as url:
         with load(url):
             report = verify.verify(url, DRIVE)

@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import runpy
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +20,8 @@ from durabench.report import NOT_POSSIBLE, Cell, Expectation
 from durabench.results import Differs, Folder, NotAFolder, runs_in
 
 GOLDEN = Path(__file__).parent / "golden"
-HOST = "0a1b2c3d"
+MACHINE = runpy.run_path(str(Path(__file__).parent / "all_settings.py"))["MACHINE"]
+HOST = MACHINE["id"]
 DESTROYED = {
     "none": "nothing",
     "kill-client": "client",
@@ -27,25 +29,6 @@ DESTROYED = {
     "reset-machine": "machine",
     "cut-power": "drive",
     "lying-drive": "flushed",
-}
-MACHINE = {
-    "id": HOST,
-    "system": "Linux",
-    "kernel": "6.1.0",
-    "cpu_model": "Example 9000",
-    "cores": 2,
-    "memory_bytes": 8 << 30,
-    "virtualisation": "none",
-    "device": {
-        "name": "nvme0n1",
-        "model": "Example SSD",
-        "rotational": False,
-        "write_cache": "write back",
-        "fua": True,
-    },
-    "filesystem": "ext4",
-    "mount_options": "rw,relatime",
-    "latency": None,
 }
 TIERS = {
     "memory:dict": "T0",
