@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -490,21 +489,7 @@ class Campaign:
         return host_with(self.facts, plan.filesystem) if plan.recording else self.host
 
     def _floor(self, when: str, times: int = 1) -> None:
-        for measured in floor.measure(self.ground.scratch, times):
-            at, n = self.folder.append_samples(measured.latencies_ns)
-            ordered = sorted(measured.latencies_ns)
-            self.folder.append_floor(
-                {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "when": when,
-                    "host": self.host,
-                    "size_bytes": measured.size_bytes,
-                    "n": n,
-                    "p50_ns": ordered[n // 2],
-                    "samples_at": at,
-                    "samples_n": n,
-                }
-            )
+        floor.record(self.folder, self.host, self.ground.scratch, when, times)
 
     # --- afterwards
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from durabench.results import Folder
 
 SIZES_BYTES = {2048: 40, 1 << 20: 6}
 """How much is written before each flush → how many flushes a measurement takes."""
@@ -42,3 +45,21 @@ def measure(directory: Path, times: int = 1) -> Iterator[Floor]:
     finally:
         os.close(descriptor)
         path.unlink()
+
+
+def record(folder: Folder, host: str, directory: Path, when: str, times: int = 1) -> None:
+    """Measure in ``directory`` and write it down in ``folder``, a row a size. OSError if it cannot."""
+    for measured in measure(directory, times):
+        at, n = folder.append_samples(measured.latencies_ns)
+        folder.append_floor(
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "when": when,
+                "host": host,
+                "size_bytes": measured.size_bytes,
+                "n": n,
+                "p50_ns": sorted(measured.latencies_ns)[n // 2],
+                "samples_at": at,
+                "samples_n": n,
+            }
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,17 @@ Names = list[str]
 
 def seconds(text: str) -> float:
     """``20ms``, ``150s``, ``10m``, ``1h`` or plain seconds. UsageError otherwise."""
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    return _measured(text, {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}, "time; write 20ms, 150s, 10m or 1h")
+
+
+def size_bytes(text: str) -> int:
+    """``512``, ``64KiB``, ``4MiB``, ``1GiB``. UsageError otherwise."""
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
+    return int(_measured(text, units, "size; write 512, 64KiB, 4MiB or 1GiB"))
+
+
+def _measured(text: str, units: Mapping[str, float], mend: str) -> float:
+    """A number with one of ``units``, looked for in their order, or with none."""
     unit = next((unit for unit in units if text.endswith(unit)), "")
     try:
         found = float(text.removesuffix(unit)) * units.get(unit, 1.0)
@@ -37,22 +48,6 @@ def seconds(text: str) -> float:
     if not 0 <= found < float("inf"):
         from durabench.schedule import UsageError
 
-        message = f"{text!r} is no time; write 20ms, 150s, 10m or 1h"
+        message = f"{text!r} is no {mend}"
         raise UsageError(message)
     return found
-
-
-def size_bytes(text: str) -> int:
-    """``512``, ``64KiB``, ``4MiB``, ``1GiB``. UsageError otherwise."""
-    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
-    unit = next((unit for unit in units if text.endswith(unit)), "")
-    try:
-        found = float(text.removesuffix(unit)) * units.get(unit, 1)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        from durabench.schedule import UsageError
-
-        message = f"{text!r} is no size; write 512, 64KiB, 4MiB or 1GiB"
-        raise UsageError(message)
-    return int(found)

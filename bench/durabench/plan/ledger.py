@@ -85,20 +85,7 @@ class Ledger:
 
     def measure_floor(self, when: str, times: int = 1) -> None:
         """The device's own flush latency, now."""
-        for measured in floor.measure(self.ground.scratch, times):
-            at, n = self.folder.append_samples(measured.latencies_ns)
-            self.folder.append_floor(
-                {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "when": when,
-                    "host": self.host,
-                    "size_bytes": measured.size_bytes,
-                    "n": n,
-                    "p50_ns": sorted(measured.latencies_ns)[n // 2],
-                    "samples_at": at,
-                    "samples_n": n,
-                }
-            )
+        floor.record(self.folder, self.host, self.ground.scratch, when, times)
 
     def left_s(self) -> float:
         """How much of that is left."""
