@@ -6,8 +6,11 @@
 | swap  | put under the disk of one running guest, state by state  | QEMU   |
 | loop  | on this host, by its kernel, in a namespace of its own   | root   |
 
-Garbage, I/O errors, a file system that will not mount and a server that will not start are findings. What a job
-raises otherwise is a fault of the job and goes through. Images are changed by the check: hand in ones to throw away.
+I/O errors, a file system that will not mount, a server that will not start, a job that crashes on what it reads or
+does not answer are findings about the image. A missing image, a kernel without the file system, no free loop device, a
+machine that was lost or a job that somebody ended are none (`Finding.of_image`): they say nothing of what it holds, and
+nobody's store may be blamed for them. What a job raises otherwise is a fault of the job and goes through. Images are
+changed by the check: hand in ones to throw away.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -46,8 +50,17 @@ WILL_NOT_MOUNT: Final = "will not mount"
 WILL_NOT_START: Final = "will not start"
 IO_ERROR: Final = "i/o error"
 GARBAGE: Final = "garbage"
+JOB_CRASHED: Final = "job crashed"
 JOB_FAILED: Final = "job failed"
+NO_ANSWER: Final = "no answer"
 MACHINE_LOST: Final = "machine lost"
+HARNESS_FAILED: Final = "harness failed"
+OF_IMAGE = frozenset({WILL_NOT_MOUNT, WILL_NOT_START, IO_ERROR, JOB_CRASHED, NO_ANSWER})
+CRASHES = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV})
+"""Signals that a program brings on itself; any other that ends it was sent, by a kernel out of memory, say."""
+NOT_OF_IMAGE = frozenset({0, errno.EACCES, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENODEV,
+                          errno.ENOMEM, errno.ENOTBLK, errno.ENXIO, errno.EPERM})  # fmt: skip
+"""What a mount is refused for whatever the image holds; 0: it was not the kernel that refused."""
 IO_WORDS = re.compile(r"\[Errno (5|61|74|117)\]|Input/output error|Structure needs cleaning|disk I/O error")
 IO_CODES = {errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA}
 MOUNT_S = 60.0
@@ -68,6 +81,11 @@ class Finding:
 
     what: str
     detail: str
+
+    @property
+    def of_image(self) -> bool:
+        """Whether the image may be what it comes from, as against the machine, its kernel, or the job itself."""
+        return self.what in OF_IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +242,12 @@ class _Runner:
         except TimeoutError:
             del self.lasting[key]
             process.kill()
-            return Finding(JOB_FAILED, f"no answer in {job.deadline_s:.0f} s")
+            return Finding(NO_ANSWER, f"no answer in {job.deadline_s:.0f} s")
         except AgentError:
             line = None  # it closed its stdin: it is ending
         if line is None:
             del self.lasting[key]
-            return _failed(f"ended with {process.wait()}", "\n".join(process.stderr_tail))
+            return _failed(process.wait(), "\n".join(process.stderr_tail))
         return _parsed(line)
 
 
@@ -245,14 +263,27 @@ def _run(place: Place, job: Job) -> tuple[Any] | Finding:
         job.user, cwd=place.root, deadline_s=job.deadline_s,
     )  # fmt: skip
     if done.status is None:
-        return Finding(JOB_FAILED, f"killed after {job.deadline_s:.0f} s; {_last(done.err)}")
+        return Finding(NO_ANSWER, f"killed after {job.deadline_s:.0f} s; {_last(done.err)}")
     if done.status:
-        return _failed(f"ended with {done.status}", done.err)
+        return _failed(done.status, done.err)
     return _parsed(done.out)
 
 
-def _failed(how: str, err: str) -> Finding:
-    return Finding(IO_ERROR if IO_WORDS.search(err) else JOB_FAILED, f"{how}; {_last(err)}")
+def _failed(status: int, err: str) -> Finding:
+    """A job that ended without an answer: by the kernel's word on the image, by a crash, by a signal from outside."""
+    if status < 0:
+        what = JOB_CRASHED if -status in CRASHES else HARNESS_FAILED
+    else:
+        what = IO_ERROR if IO_WORDS.search(err) else JOB_FAILED
+    return Finding(what, f"ended with {status}; {_last(err)}")
+
+
+def _not_mounted(error: AgentError, more: str = "") -> Finding:
+    return Finding(HARNESS_FAILED if error.errno in NOT_OF_IMAGE else WILL_NOT_MOUNT, f"{error}{more}")
+
+
+def _missing(image: Path) -> Finding | None:
+    return None if image.is_file() else Finding(HARNESS_FAILED, f"there is no image {image.name}")
 
 
 def _last(text: str) -> str:
@@ -279,6 +310,8 @@ class GuestLane:
         self, image: Path, filesystem: Filesystem, job: Job | Callable[[Place], Any], *, user: str | None = None
     ) -> Checked | Finding:
         """See Lane."""
+        if missing := _missing(image):
+            return missing
         with _crash_disk(image, self._template, self._folder) as disk:
             try:
                 guest = self._template.restore(disk, self._folder)
@@ -291,7 +324,7 @@ class GuestLane:
                     runner.prepare(guest, job)
                     guest.mount(filesystem, user=user)
                 except AgentError as error:
-                    return Finding(WILL_NOT_MOUNT, f"{error}; {_last(guest.console())}")
+                    return _not_mounted(error, f"; {_last(guest.console())}")
                 except GuestLost as error:
                     return Finding(MACHINE_LOST, str(error))
                 try:
@@ -325,6 +358,8 @@ class SwapLane:
         self, image: Path, filesystem: Filesystem, job: Job | Callable[[Place], Any], *, user: str | None = None
     ) -> Checked | Finding:
         """See Lane."""
+        if missing := _missing(image):
+            return missing
         try:
             guest = self._with(image)
             self._runner.prepare(guest, job)
@@ -332,7 +367,7 @@ class SwapLane:
                 guest.mount(filesystem, user=user)
             except AgentError as error:
                 guest.umount()  # drops what was read of the device
-                return Finding(WILL_NOT_MOUNT, str(error))
+                return _not_mounted(error)
             try:
                 return self._runner.outcome(guest, job)
             finally:
@@ -499,6 +534,8 @@ class LoopLane:
         self, image: Path, filesystem: Filesystem, job: Job | Callable[[Place], Any], *, user: str | None = None
     ) -> Checked | Finding:
         """See Lane."""
+        if missing := _missing(image):
+            return missing
         try:
             with _one_btrfs_at_a_time(filesystem):
                 return self._check(image, filesystem, job, user)
@@ -516,7 +553,7 @@ class LoopLane:
         try:
             place.mount(str(image), filesystem, user=user)
         except AgentError as error:
-            return Finding(WILL_NOT_MOUNT, str(error))
+            return _not_mounted(error)
         try:
             return self._runner.outcome(place, job)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from durabench_vm import (
+    AgentError,
     Checked,
     Filesystem,
     Finding,
@@ -23,6 +25,7 @@ from durabench_vm import (
     WillNotStart,
     base_image,
     cache_folder,
+    check,
     copy_sparse,
 )
 
@@ -79,8 +82,8 @@ def test_bad_luck_is_a_finding_and_the_lane_goes_on(lane: Lane, image: Callable[
     assert what(job("print('not json')")) == "garbage"
     assert what(job("raise SystemExit(3)")) == "job failed"
     assert what(job("import os; raise OSError(5, os.strerror(5))")) == "i/o error"
-    assert what(job("import time; time.sleep(1000)", deadline_s=2.0)) == "job failed"
-    assert what(job("import time; input(); time.sleep(1000)", deadline_s=2.0, lasting=True)) == "job failed"
+    assert what(job("import time; time.sleep(1000)", deadline_s=2.0)) == "no answer"
+    assert what(job("import time; input(); time.sleep(1000)", deadline_s=2.0, lasting=True)) == "no answer"
 
     def no_server(_: Place) -> None:
         raise WillNotStart("it said so")
@@ -91,13 +94,44 @@ def test_bad_luck_is_a_finding_and_the_lane_goes_on(lane: Lane, image: Callable[
     assert answered.answer == ["lost+found"]
 
 
+@pytest.mark.parametrize("lasting", [False, True])
+def test_what_is_not_the_image_s_is_told_from_what_is(lane: Lane, image: Callable[[], Path], *, lasting: bool) -> None:
+    def found(code: str) -> tuple[str, bool]:
+        outcome = lane.check(image(), EXT4, job(f"import os\n{'input()' * lasting}\n{code}", lasting=lasting))
+        assert isinstance(outcome, Finding), outcome
+        return outcome.what, outcome.of_image
+
+    assert found("os.kill(os.getpid(), 9)") == ("harness failed", False), "as a kernel does that is out of memory"
+    assert found("os.kill(os.getpid(), 15)") == ("harness failed", False)
+    assert found("os.kill(os.getpid(), 11)") == ("job crashed", True)
+    assert found("raise ImportError") == ("job failed", False)
+    assert found("raise OSError(117, os.strerror(117))") == ("i/o error", True)
+
+
+def test_a_machine_without_the_image_or_the_file_system_convicts_nobody(
+    lane: Lane, image: Callable[[], Path], folder: RunFolder
+) -> None:
+    for path, filesystem in ((folder.path / "never-built.img", EXT4), (image(), Filesystem("f2fs"))):
+        outcome = lane.check(path, filesystem, LIST)
+        assert isinstance(outcome, Finding)
+        assert (outcome.what, outcome.of_image) == ("harness failed", False), outcome
+    assert isinstance(lane.check(image(), EXT4, LIST), Checked)
+
+
+@pytest.mark.parametrize(
+    "code, of_image", [(errno.EUCLEAN, True), (errno.EINVAL, True), (errno.EIO, True), (errno.EBUSY, False), (0, False)]
+)
+def test_a_mount_is_refused_for_the_image_or_for_the_machine(code: int, *, of_image: bool) -> None:
+    assert check._not_mounted(AgentError("no loop device free", code)).of_image == of_image
+
+
 def test_what_a_job_leaves_open_or_running_does_not_reach_the_next_image(lane: Lane, image: Callable[[], Path]) -> None:
     code = "import json, os; open('{root}/mark', 'x'); print(json.dumps(os.listdir('{root}')))"
     holder = job(code.replace("print", "os.fork() or os.execlp('sleep', 'sleep', '1000')\nprint"), deadline_s=4.0)
     for _ in range(2):
         outcome = lane.check(image(), EXT4, holder)
         assert isinstance(outcome, Finding)  # its output is held open, too
-        assert outcome.what == "job failed"
+        assert outcome.what == "no answer"
     lasting = job(
         "import json, sys\nkept = []\nfor line in sys.stdin:\n root = json.loads(line)['root']\n"
         " kept.append(open(root + '/open', 'x')); print(json.dumps([1]), flush=True)",
