@@ -16,6 +16,9 @@ else has exactly one word, so a key is counted once:
 - listed but reads nothing: *resurrected* after an acknowledged delete, *torn* in doubt, *phantom* if never attempted.
 - old and new blocks, zeros, or too short: *torn*. Wrong or foreign bytes, or an error when read: *corrupt*.
 - never attempted, failed, or a value that was never put there: *phantom*.
+
+What a writer's own get read before the strike is held against the operations before it by the same rules: a store that
+forgets while everything lives has lost, and no later reading makes that good.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from durabench import payload
-from durabench_backends.contract import DATA, METADATA
+from durabench_backends.contract import DATA, METADATA, Domain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from durabench.history import Attempt, History, Reading, Value
-    from durabench_backends.contract import Domain, Promise
+    from durabench_backends.contract import Promise
 
 Kind = Literal["lost", "torn", "corrupt", "stale", "phantom", "resurrected"]
 Word = Literal["broken", "unknown", "no-promise", "within", "kept"]
@@ -51,8 +54,11 @@ class Finding:
     the torn and corrupt were acknowledged, as against in doubt. ``dangling`` and ``orphan`` are set for metadata only.
 
     Ages are seconds from an acknowledgement to the moment the strike began: ``loss_window_s`` of the earliest that is
-    lost or stale, ``oldest_gone_s`` of the earliest that is lost, stale, torn or corrupt, ``oldest_acked_s`` of the
-    earliest there was. ``doubts`` say why the finding cannot be trusted; ``details`` name the first wrongs.
+    lost, stale or resurrected, ``oldest_gone_s`` of the earliest that is lost, stale, resurrected, torn or corrupt,
+    ``oldest_acked_s`` of the earliest there was. ``in_peace`` counts the keys that a get found wrong before the strike,
+    ``in_peace_s`` is the longest that an acknowledgement was old when a get found it gone.
+
+    ``voids`` say why nothing that was found counts, ``doubts`` why more may be wrong; ``details`` name the first.
     """
 
     acked: int
@@ -75,11 +81,14 @@ class Finding:
     oldest_acked_s: float | None
     details: tuple[str, ...]
     doubts: tuple[str, ...]
+    voids: tuple[str, ...] = ()
+    in_peace: int = 0
+    in_peace_s: float = 0.0
 
     @property
     def gone(self) -> int:
-        """How many acknowledged values are not what they should be: lost, stale, or torn or corrupt."""
-        return (self.lost or 0) + (self.stale or 0) + (self.damaged_acked or 0)
+        """How many acknowledgements do not hold: of what is lost, stale or resurrected, or torn or corrupt."""
+        return (self.lost or 0) + (self.stale or 0) + (self.resurrected or 0) + (self.damaged_acked or 0)
 
 
 @dataclass(frozen=True)
@@ -97,8 +106,11 @@ def find(history: History, namespace: str, *, versions_promised: bool = False) -
     versions. Without, versions that were read but are not promised give ``versions_lost``, which nobody judges.
     """
     seen = _see(history, namespace, versions_promised=versions_promised)
-    unavailable = history.down is not None and not seen.complete
+    down = history.down.get(namespace)
+    unavailable = down is not None and not seen.complete
+    peace = _in_peace(history, namespace)
     wrongs = [wrong for key in seen.keys.values() for wrong in key.wrongs]
+    wrongs += [wrong for wrong, _ in peace if not any(other.key == wrong.key for other in wrongs)]
     kinds = Counter(wrong.kind for wrong in wrongs)
     acked = history.acknowledged(namespace)
     strike_ns = history.strike_ns
@@ -127,9 +139,36 @@ def find(history: History, namespace: str, *, versions_promised: bool = False) -
         loss_window_s=None if unavailable else _oldest_s((a for kind, a in gone if kind in _LOSSES), strike_ns),
         oldest_gone_s=None if unavailable else _oldest_s((a for _, a in gone), strike_ns),
         oldest_acked_s=_oldest_s(acked, strike_ns),
-        details=(f"unavailable: {history.down}",) if unavailable else _details(wrongs),
-        doubts=(*history.doubts, *(() if unavailable else seen.doubts)),
+        details=(f"unavailable: {down}", *_details([wrong for wrong, _ in peace])) if unavailable else _details(wrongs),
+        doubts=(*(d.why for d in history.doubts if not d.voids), *(() if unavailable else seen.doubts)),
+        voids=(*(d.why for d in history.doubts if d.voids), *seen.voids),
+        in_peace=len(peace),
+        in_peace_s=max((age_s for _, age_s in peace), default=0.0),
     )
+
+
+def _in_peace(history: History, namespace: str) -> list[tuple[_Wrong, float]]:
+    """The first wrong of each key that a writer's get found before the strike, and how old its acknowledgement was.
+
+    A writer's operations have one order and its keys are its own: what a get may read is settled by those before it. A
+    get that raised has shown nothing.
+    """
+    first: dict[str, tuple[_Wrong, float]] = {}
+    written: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
+    for attempt in sorted(history.of(namespace), key=lambda attempt: attempt.op.sequence):
+        if attempt.op.verb != "get":
+            written[attempt.writer, attempt.op.key].append(attempt)
+    for found in history.found:
+        reading = found.reading
+        if reading.namespace != namespace or reading.error is not None or reading.key in first:
+            continue
+        before = [a for a in written[found.writer, reading.key] if a.op.sequence < found.sequence]
+        for wrong in _KeyHistory(history.seed, reading.key, before, reading, None).as_read().wrongs[:1]:
+            since_ns = found.read_ns if wrong.gone is None else _acknowledged_ns(wrong.gone)
+            age_s = max(0.0, (found.read_ns - since_ns) / 1e9)
+            text = f"{wrong.text}, read by its writer before anything was struck"
+            first[reading.key] = (replace(wrong, text=text), age_s)
+    return list(first.values())
 
 
 def _acknowledged_ns(attempt: Attempt) -> int:
@@ -185,6 +224,7 @@ class _Seen:
     keys: Mapping[str, _Key]
     versions_lost: int | None
     doubts: Sequence[str]
+    voids: Sequence[str]
     complete: bool
     """Listed, and every key read that had to be: whatever happened afterwards, it had come up."""
 
@@ -211,7 +251,13 @@ def _see(history: History, namespace: str, *, versions_promised: bool) -> _Seen:
         if not versions_promised and key.versions is not None:
             versions_lost = (versions_lost or 0) + key.older_versions_lost()
     doubts = tuple(_incomplete(attempts, readings, listed, versions_promised=versions_promised))
-    return _Seen(attempts, keys, versions_lost, doubts, complete=listed is not None and not doubts)
+    voids = [
+        f"{key} was read twice, and differently"
+        for key, found in sorted(readings.items())
+        if any(reading != found[0] for reading in found[1:])
+    ]
+    complete = listed is not None and not doubts and not voids
+    return _Seen(attempts, keys, versions_lost, doubts, voids, complete)
 
 
 def _incomplete(
@@ -229,8 +275,6 @@ def _incomplete(
         if owed and key not in readings:
             yield f"{key} was not read back"
     for key, found in sorted(readings.items()):
-        if any(reading != found[0] for reading in found[1:]):
-            yield f"{key} was read twice, and differently"
         if versions_promised and key in attempts and found[0].versions is None and found[0].error is None:
             yield f"the versions of {key} were not read back"
 
@@ -367,7 +411,7 @@ class _KeyHistory:
                 return self._by_value(self.value)
             return self._is("torn", f"{how}, in doubt")
         if self.is_deleted() and self.puts:
-            return self._is("resurrected", f"{how}, although deleted by {self.last_sequence}")
+            return self._is("resurrected", f"{how}, although deleted by {self.last_sequence}", self.last)
         return self._is("phantom", f"{how}, and was never put")
 
     def _whole(self, matching: Sequence[Attempt]) -> _Key:
@@ -386,7 +430,7 @@ class _KeyHistory:
         wrong = _Wrong("stale", self.key, text, self.acked_after(read.op.sequence))
         if self.is_deleted():
             text = f"reads put {read.op.sequence}, although deleted by {self.last_sequence}"
-            wrong = _Wrong("resurrected", self.key, text)
+            wrong = _Wrong("resurrected", self.key, text, self.acked_after(read.op.sequence))
         return _Key([wrong], current=read, whole=attempted[:1])
 
     def _damaged(self, found: _Damage) -> _Key:
@@ -396,7 +440,8 @@ class _KeyHistory:
         if found.kind == "phantom" or found.explained or self.last is None:
             return self._is(found.kind, found.text)
         if self.is_deleted() and self.listed:
-            return self._is("resurrected", f"{found.text}, although deleted by {self.last_sequence}")
+            text = f"{found.text}, although deleted by {self.last_sequence}"
+            return self._is("resurrected", text, self.gone_if_damaged())
         return self._is(found.kind, found.text, self.gone_if_damaged())
 
     # Values.
@@ -493,45 +538,55 @@ class _Damage:
 
 _BLOCKS = {payload.ZERO: "zeros", payload.CORRUPT: "corrupt", payload.FOREIGN: "foreign"}
 _RUNS_NAMED = 4
-_LOSSES = ("lost", "stale")
+_LOSSES = ("lost", "stale", "resurrected")
 
 
 def judge(finding: Finding, promise: Promise, destroyed: Domain, doubts: Sequence[str] = ()) -> Verdict:
     """The verdict on one finding when ``destroyed`` was destroyed: the first line of the table that fits.
 
-    ``doubts`` are the caller's own: a control that failed, an effective setting that is not the one asked for.
+    ``doubts`` are the caller's own, and void it: a control that failed, an effective setting that is not the one asked
+    for.
     """
     return next(Verdict(word, why) for fits, word, why in _table(finding, promise, destroyed, doubts) if fits)
 
 
 def _table(
-    finding: Finding, promise: Promise, destroyed: Domain, doubts: Sequence[str]
+    finding: Finding, promise: Promise, destroyed: Domain, voids: Sequence[str]
 ) -> Iterator[tuple[bool, Word, str]]:
-    """The table of verdicts, line by line: whether it fits, the verdict, and why."""
-    all_doubts = [*doubts, *finding.doubts]
-    yield bool(all_doubts), "unknown", "; ".join(all_doubts[:DETAILS_MAX])
+    """The table of verdicts, line by line: whether it fits, the verdict, and why.
+
+    What the store was seen to do outweighs a doubt of what was not seen: every line that convicts comes before it.
+    """
+    voids, counts, details = [*voids, *finding.voids], _counts(finding), "; ".join(finding.details)
+    yield bool(voids), "unknown", "; ".join(voids[:DETAILS_MAX])
+
+    in_peace_s = promise.may_lose_s.get(Domain.NOTHING)
+    forgot = finding.in_peace > 0 and in_peace_s is not None and (not in_peace_s or finding.in_peace_s > in_peace_s)
+    yield forgot, "broken", f"{counts}, {finding.in_peace} of it before anything was struck: {details}"
     yield not finding.acked_before_strike, "unknown", "nothing was acknowledged before the strike"
 
-    counts, details = _counts(finding), "; ".join(finding.details)
+    doubtful, doubt = bool(finding.doubts), "; ".join(finding.doubts[:DETAILS_MAX])
     window_s = promise.may_lose_s.get(destroyed)
     if window_s is None:
+        yield doubtful, "unknown", doubt
         yield True, "no-promise", f"{counts}; nothing is promised when {destroyed.label} is destroyed"
         return
     yield finding.unavailable, "broken", details
 
-    never = bool(finding.phantom or finding.resurrected)
-    yield never, "broken", f"{counts}: {details}"
+    yield bool(finding.phantom), "broken", f"{counts}: {details}"
     damaged = bool(finding.torn or finding.corrupt)
     yield damaged and promise.is_atomic(destroyed), "broken", f"{counts}, where a put is all or nothing: {details}"
     hole = bool(finding.hole)
     yield hole and promise.is_ordered(destroyed), "broken", f"{counts}, {finding.hole} older than a survivor: {details}"
 
+    gone_s, acked_s = finding.oldest_gone_s or 0.0, finding.oldest_acked_s or 0.0
     if window_s == 0:
         yield finding.gone > 0, "broken", f"{counts}: {details}"
+        yield doubtful, "unknown", doubt
     else:
-        gone_s, acked_s = finding.oldest_gone_s or 0.0, finding.oldest_acked_s or 0.0
         older = f"{counts}, back to {gone_s:.3f} s before the strike, {window_s:g} s may be lost: {details}"
         yield finding.gone > 0 and gone_s > window_s, "broken", older
+        yield doubtful, "unknown", doubt
         exercised = f"{WINDOW_NOT_EXERCISED}: no acknowledgement was older than {window_s:g} s at the strike"
         yield acked_s <= window_s, "unknown", exercised
         inside = f"{counts}, back to {gone_s:.3f} s before the strike, {window_s:g} s may be lost"

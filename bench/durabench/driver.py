@@ -4,7 +4,7 @@ It speaks JSON lines: one order per line on stdin, events on stdout. It imports 
 else of the harness but payloads. What it acknowledges it tells at once; what it knows it does not keep. Started fresh
 (``python -m durabench.driver``) or forked by `durabench.nursery` from a parent that never opened a store.
 
-Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, listing, reading, identity, read),
+Orders: ``write`` (events ready, armed, found, ok, fail, info, closed), ``read`` (listing, reading, down),
 ``create``, ``ready``, ``inspect``, ``size``, ``drop``, ``get``, ``put``, ``conform`` is the harness's own; ``steps``,
 ``reloads``, ``share``, ``compact`` and ``sizes`` are what plans are made from. Every order ends with ``done`` or with
 ``failed`` and why.
@@ -12,22 +12,26 @@ Orders: ``write`` (events ready, armed, ok, fail, info, closed), ``read`` (up, l
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from durabench import meter, payload, workload
 from durabench_backends import registry
 from durabench_backends.contract import METADATA, Backend, Compactable, NotReady, Refused, Sized, Store, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from durabench_backends.contract import Op, Workload
 
 Order = dict[str, Any]
 T = TypeVar("T")
@@ -78,9 +82,18 @@ def carry_out(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     try:
         answer = ORDERS[order["do"]](order, tell)
     except Exception as error:
-        tell({"e": "failed", "why": _why(error), "not_ready": isinstance(error, NotReady)})
+        tell({"e": "failed", "why": _why(error), "not_ready": isinstance(error, NotReady), "ours": is_ours(error)})
     else:
         tell({"e": "done", **(answer or {})})
+
+
+LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""What a machine, and never a store, may be short of."""
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error is the harness's own or its surroundings': nothing that a store may be blamed for."""
+    return isinstance(error, MemoryError | ImportError) or (isinstance(error, OSError) and error.errno in LACKS)
 
 
 def backend_of(target: Order) -> Backend:
@@ -106,13 +119,17 @@ def _until_ready(attempt: Callable[[], T], deadline_s: float) -> T:
             time.sleep(max(RETRY_S, time.monotonic() - began))
 
 
-def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
-    backends: dict[str, Backend] = {}
-    made: dict[str, Backend] = {}
+def _distinct(order: Order) -> list[tuple[Backend, list[str]]]:
+    """Each backend of an order once, with the namespaces that it keeps."""
+    made: dict[str, tuple[Backend, list[str]]] = {}
     for namespace, target in order["targets"].items():
         same = json.dumps({**target, "namespace": None}, sort_keys=True)
-        made.setdefault(same, backend_of(target))
-        backends[namespace] = made[same]
+        made.setdefault(same, (backend_of(target), []))[1].append(namespace)
+    return list(made.values())
+
+
+def _stores(order: Order) -> tuple[dict[str, Backend], dict[str, Store]]:
+    backends = {namespace: backend for backend, names in _distinct(order) for namespace in names}
     stores = {
         namespace: _until_ready(partial(backend.open, order["targets"][namespace]["namespace"]), order["deadline_s"])
         for namespace, backend in backends.items()
@@ -134,7 +151,7 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     puts, write_s = order["limit"] or float("inf"), order["limit_s"] or float("inf")
     backends, stores = _stores(order)
     work = workload.load(order["workload"])(writer, order["writers"])
-    tell({"e": "ready", "w": writer, "identity": _identities(backends)})
+    tell({"e": "ready", "w": writer, "identity": _identities(backends), **_in_force(order)})
     acknowledged = 0
     began = time.monotonic()
     for index, op in enumerate(work.plan(Random(f"{seed}/{writer}"))):
@@ -143,27 +160,16 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
         wait = began + index * pace_s - time.monotonic()
         if wait > 0:
             time.sleep(wait)
-        armed = {
-            "e": "armed",
-            "w": writer,
-            "i": index,
-            "verb": op.verb,
-            "ns": op.namespace,
-            "key": op.key,
-            "seq": op.sequence,
-            "size": op.size,
-        }
-        tell({**armed, "refers": op.refers} if op.refers else armed)
-        start_ns = time.perf_counter_ns()
+        tell(_armed(writer, index, op))
         try:
-            work.step(store, op, value)
+            latency_ns = _timed(work, store, op, value, partial(_found, op, writer, index, seed, tell))
         except Refused as error:
             tell({"e": "fail", "w": writer, "i": index, "why": _why(error)})
             continue
         except Exception as error:
             tell({"e": "info", "w": writer, "i": index, "why": _why(error)})
             return
-        tell({"e": "ok", "w": writer, "i": index, "latency_ns": time.perf_counter_ns() - start_ns})
+        tell({"e": "ok", "w": writer, "i": index, "latency_ns": latency_ns})
         if order.get("lockstep"):
             _wait_for_a_line()
         acknowledged += op.verb == "put"
@@ -178,6 +184,81 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     tell({"e": "closed", "w": writer})
 
 
+def _armed(writer: int, index: int, op: Op) -> Order:
+    armed = {
+        "e": "armed",
+        "w": writer,
+        "i": index,
+        "verb": op.verb,
+        "ns": op.namespace,
+        "key": op.key,
+        "seq": op.sequence,
+        "size": op.size,
+    }
+    return {**armed, "refers": op.refers} if op.refers else armed
+
+
+def _in_force(order: Order) -> Order:
+    """With ``look``, what each store says of its settings, by namespace, or why it cannot."""
+    found: Order = {}
+    for backend, names in _distinct(order) if order.get("look") else ():
+        try:
+            said = _settings(backend, order["deadline_s"])
+        except Exception as error:
+            said = {"why": _why(error)}
+        found |= dict.fromkeys(names, said)
+    return {"settings": found} if order.get("look") else {}
+
+
+def _timed(
+    work: Workload, store: Store, op: Op, value: bytes, tell_found: Callable[[Mapping[str, bytes | None]], None]
+) -> int:
+    """Carry out one operation; how long it took, in ns. What a get read is told, also where the workload then gives up:
+    it is evidence, whatever the workload makes of it.
+    """
+    if op.verb != "get":
+        start_ns = time.perf_counter_ns()
+        work.step(store, op, value)
+        return time.perf_counter_ns() - start_ns
+    heard = _Heard(store)
+    start_ns = time.perf_counter_ns()
+    try:
+        work.step(cast("Store", heard), op, value)
+        return time.perf_counter_ns() - start_ns
+    finally:
+        tell_found(heard.read)
+
+
+class _Heard:
+    """A store whose gets are remembered."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.read: dict[str, bytes | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes | None:
+        self.read[key] = self._store.get(key)
+        return self.read[key]
+
+
+def _found(
+    op: Op,
+    writer: int,
+    index: int,
+    seed: int,
+    tell: Callable[[Mapping[str, Any]], None],
+    read: Mapping[str, bytes | None],
+) -> None:
+    """Tell what the key of a get read, where it was read and did not raise."""
+    if op.key in read:
+        value = read[op.key]
+        described = None if value is None else _describe(seed, op.namespace, op.key, value)
+        tell({"e": "found", "w": writer, "i": index, "value": described})
+
+
 def _wait_for_a_line() -> None:
     """Until the controller holds the acknowledgement: else the next put's flush could hide that this one had none."""
     while os.read(0, 1) not in (b"\n", b""):
@@ -185,33 +266,82 @@ def _wait_for_a_line() -> None:
 
 
 def read(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> Order:
-    """Open what is left and tell all of it: every key listed or asked for, with its versions where there are any."""
-    backends, stores = _stores(order)
-    seed = order["seed"]
-    for namespace, store in stores.items():
-        listed = sorted(set(store.keys()))
-        tell({"e": "listing", "ns": namespace, "keys": listed})
-        for key in sorted({*listed, *order["keys"].get(namespace, ())}):
-            tell({"e": "reading", "ns": namespace, "key": key, **_read_key(store, seed, namespace, key)})
-    sizes = {namespace: store.size_bytes() for namespace, store in stores.items()} if order["sizes"] else {}
-    identity = _identities(backends)
-    for store in stores.values():
-        store.close()
+    """Open what is left and tell all of it: every key listed or asked for, with its versions where there are any.
+
+    Each store stands for itself: of one that does not open, list or answer by the deadline ``down`` tells why, and the
+    others are read all the same. An error that is ours ends the order.
+    """
+    identity: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for backend, names in _distinct(order):
+        end = time.monotonic() + order["deadline_s"]
+        try:
+            for namespace in names:
+                left = _Left(backend, order["targets"][namespace]["namespace"], max(0.0, end - time.monotonic()))
+                _read_all(left, order["seed"], namespace, order["keys"].get(namespace, ()), tell)
+                if order["sizes"]:
+                    sizes[namespace] = left.store.size_bytes()
+                left.store.close()
+            identity |= dict.fromkeys(names, backend.identity())
+        except Exception as error:
+            if is_ours(error):
+                raise
+            tell({"e": "down", "ns": names, "why": _why(error)})
     return {"identity": identity, "sizes": sizes}
 
 
-def _read_key(store: Store, seed: int, namespace: str, key: str) -> Order:
-    """What one key reads; an error is a finding, not the end of the reading."""
-    found: Order = {}
+def _read_all(
+    left: _Left, seed: int, namespace: str, asked: Iterable[str], tell: Callable[[Mapping[str, Any]], None]
+) -> None:
+    listed = sorted(set(left.patiently(lambda store: list(store.keys()))))
+    tell({"e": "listing", "ns": namespace, "keys": listed})
+    for key in sorted({*listed, *asked}):
+        tell({"e": "reading", "ns": namespace, "key": key, **_read_key(left, seed, namespace, key)})
+
+
+class _Left:
+    """What is left of a store, read with patience: a server may still load, or hang up once, after it has answered."""
+
+    def __init__(self, backend: Backend, namespace: str, deadline_s: float) -> None:
+        self._open = partial(backend.open, namespace)
+        self._end = time.monotonic() + deadline_s
+        self.store = _until_ready(self._open, deadline_s)
+
+    def patiently(self, ask: Callable[[Store], T]) -> T:
+        """What ``ask`` gives. After NotReady again until the deadline, each time on a fresh connection; after any other
+        error of the store's once.
+        """
+        try:
+            return ask(self.store)
+        except Exception as error:
+            if is_ours(error):
+                raise
+            with suppress(Exception):
+                self.store.close()
+            return _until_ready(partial(self._afresh, ask), max(0.0, self._end - time.monotonic()))
+
+    def _afresh(self, ask: Callable[[Store], T]) -> T:
+        self.store = self._open()
+        return ask(self.store)
+
+
+def _read_key(left: _Left, seed: int, namespace: str, key: str) -> Order:
+    """What one key reads. An error that stays is a finding, not the end of the reading; silence is the end of it."""
     try:
-        value = store.get(key)
-        found["value"] = None if value is None else _describe(seed, namespace, key, value)
-        if isinstance(store, Versioned):
-            found["versions"] = [
-                {**_describe(seed, namespace, key, older), "version": version} for version, older in store.versions(key)
-            ]
+        return left.patiently(lambda store: _reading(store, seed, namespace, key))
     except Exception as error:
-        found["error"] = _why(error)
+        if is_ours(error) or isinstance(error, NotReady | ConnectionError) or "Timeout" in type(error).__name__:
+            raise
+        return {"error": _why(error)}
+
+
+def _reading(store: Store, seed: int, namespace: str, key: str) -> Order:
+    value = store.get(key)
+    found: Order = {"value": None if value is None else _describe(seed, namespace, key, value)}
+    if isinstance(store, Versioned):
+        found["versions"] = [
+            {**_describe(seed, namespace, key, older), "version": version} for version, older in store.versions(key)
+        ]
     return found
 
 
@@ -241,13 +371,13 @@ def ready(order: Order, _tell: object) -> Order:
 
 def inspect(order: Order, _tell: object) -> Order:
     """The settings in force, and the promise they add up to."""
-    backend = _one(order)
-    facts = list(_until_ready(lambda: list(backend.inspect()), order["deadline_s"]))
+    return _settings(_one(order), order["deadline_s"])
+
+
+def _settings(backend: Backend, deadline_s: float) -> Order:
+    facts = list(_until_ready(lambda: list(backend.inspect()), deadline_s))
     promise = backend.promise(facts)
-    return {
-        "facts": [[fact.id, fact.value, fact.origin] for fact in facts],
-        "promise": promise.as_json(),
-    }
+    return {"facts": [[fact.id, fact.value, fact.origin] for fact in facts], "promise": promise.as_json()}
 
 
 def size(order: Order, _tell: object) -> Order:

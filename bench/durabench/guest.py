@@ -19,6 +19,7 @@ import durabench
 import durabench_backends
 import durabench_vm as vm
 from durabench import process
+from durabench.machine import is_free
 from durabench.process import HarnessError
 from durabench.trial import Site
 
@@ -46,6 +47,7 @@ sys.path[:0] = sys.argv[1].split(":")
 for name in sys.argv[2:]: importlib.import_module(name)
 """
 DRIVER = (sys.executable, "-S", "-m", "durabench.driver")
+TO_STDERR = ("/bin/sh", "-c", 'exec "$@" 1>&2', "sh")
 
 
 class NoMachine(RuntimeError):
@@ -108,6 +110,8 @@ class Laboratory:
     _bases: dict[tuple[Any, ...], Base] = field(default_factory=dict)
     _alone: dict[tuple[Target, ...], threading.Lock] = field(default_factory=dict)
     _lanes: dict[tuple[Any, ...], Lane] = field(default_factory=dict)
+    undamaged: set[tuple[Any, ...]] = field(default_factory=set)
+    """(lane, file system, targets) whose disk was seen to come up with nothing done to it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -230,6 +234,8 @@ class Placed:
     daemons: list[GuestProcess] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     """Those it begins with: of the set-up, where they are written on the disk."""
+    roots: dict[int, Path] = field(default_factory=dict)
+    """Where each daemon was started, by its number."""
 
     def __post_init__(self) -> None:
         self.root = Path(self.place.root)
@@ -257,17 +263,27 @@ class Placed:
         if not isinstance(self.place, vm.Guest):
             # On this host an installation may lie where that user cannot look: the same guard as for a server here.
             argv, user = [*process.guard(as_server=True, paths=[Path(command.argv[0])]), *argv], None
-        made = self.place.start(argv, env, command.stdin.decode(), user=user, cwd=str(root))
+        # What a server says on its stdout is as much its last words as what it says on stderr.
+        made = self.place.start([*TO_STDERR, *argv], env, command.stdin.decode(), user=user, cwd=str(root))
         self.daemons.append(made)
+        self.roots[made.number] = root
         return made
 
-    def dead_daemon(self) -> str | None:
-        """The last words of a daemon that has ended; None while all live."""
+    def dead_daemon(self, root: Path | None = None) -> str | None:
+        """The last words of a daemon (of the one store in ``root``) that has ended; None while all live."""
         for daemon in self.daemons:
-            if daemon.poll() is not None:
+            if daemon.poll() is not None and root in (None, self.roots[daemon.number]):
                 words = " | ".join([line for line in daemon.stderr_tail if line.strip()][-5:])
                 return f"the server ended with {daemon.poll()}; last lines of its log: {words}"
         return None
+
+    def stranger(self) -> str | None:
+        """Who keeps a daemon of ours that has ended from its port; None in a guest, whose network is its own."""
+        if isinstance(self.place, vm.Guest) or self.dead_daemon() is None:
+            return None
+        roots = {self.roots[daemon.number].name for daemon in self.daemons if daemon.poll() is not None}
+        taken = [port for name, port in self.ports.items() if name.partition("/")[0] in roots and not is_free(port)]
+        return f"port {taken[0]} is answered by a process that is none of ours" if taken else None
 
     def facts(self) -> Mapping[str, object]:
         """The guest's, or the recovering kernel's."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from durabench_backends.contract import Op
+from durabench_backends.contract import DATA, METADATA, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Event = dict[str, Any]
-"""One line. ``e`` is its kind: trial, armed, ok, fail, info, strike, struck, up, down, reading, listing, doubt."""
+"""One line. ``e`` is its kind: trial, ready, armed, found, ok, fail, info, closed; strike, struck; up, down, listing,
+reading, doubt.
+"""
 
 Outcome = Literal["ok", "fail", "info"]
 """Acknowledged; certainly did not happen; nobody knows (also: never answered)."""
@@ -63,8 +65,32 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What a writer's own get read while everything lived. ``sequence`` is the get's; ``read_ns`` when it was told."""
+
+    reading: Reading
+    writer: int
+    sequence: int
+    read_ns: int
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why a trial cannot be trusted.
+
+    Where it ``voids`` the trial, nothing that was found says anything of the setting: it was not in force, a control
+    failed, somebody else answered. Any other doubt leaves open what was not seen, and what was seen stands.
+    """
+
+    why: str
+    voids: bool = True
+
+
+@dataclass(frozen=True)
 class History:
-    """One trial's facts. ``down`` says why the backend did not come up by the deadline; ``doubts`` make it unknown."""
+    """One trial's facts. ``down``: why a namespace's store did not come up or answer by the deadline; ``found``
+    is what gets read before the strike.
+    """
 
     seed: int
     attempts: Sequence[Attempt]
@@ -72,9 +98,10 @@ class History:
     struck: Struck | None
     readings: Sequence[Reading]
     listed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    down: str | None = None
+    down: Mapping[str, str] = field(default_factory=dict)
     recovery_ns: int | None = None
-    doubts: Sequence[str] = ()
+    doubts: Sequence[Doubt] = ()
+    found: Sequence[Found] = ()
 
     def of(self, namespace: str) -> list[Attempt]:
         """The attempts on one namespace, in the controller's order."""
@@ -93,11 +120,12 @@ def from_events(events: Iterable[Event]) -> History:  # noqa: C901 - one branch 
     answers: dict[tuple[int, int], Event] = {}
     strike_ns: int | None = None
     struck: Struck | None = None
-    down: str | None = None
+    down: dict[str, str] = {}
     recovery_ns: int | None = None
     readings: list[Reading] = []
     listed: dict[str, frozenset[str]] = {}
-    doubts: list[str] = []
+    doubts: list[Doubt] = []
+    found: list[Found] = []
     for event in events:
         kind = event["e"]
         if kind == "armed":
@@ -113,15 +141,18 @@ def from_events(events: Iterable[Event]) -> History:  # noqa: C901 - one branch 
         elif kind == "up":
             recovery_ns = event["recovery_ns"]
         elif kind == "down":
-            down = event["why"]
+            # Older histories knew one store only: it was down under both namespaces.
+            down.update(dict.fromkeys(event.get("ns", (METADATA, DATA)), event["why"]))
         elif kind == "listing":
             listed[event["ns"]] = frozenset(event["keys"])
         elif kind == "reading":
             readings.append(_reading(event))
         elif kind == "doubt":
-            doubts.append(event["why"])
+            doubts.append(Doubt(event["why"], event.get("voids", True)))
+        elif kind == "found":
+            found.append(_found(event, begun[event["w"], event["i"]]))
     attempts = [_attempt(armed, answers.get(index)) for index, armed in begun.items()]
-    return History(seed, attempts, strike_ns, struck, readings, listed, down, recovery_ns, tuple(doubts))
+    return History(seed, attempts, strike_ns, struck, readings, listed, down, recovery_ns, tuple(doubts), found)
 
 
 def _attempt(armed: Event, answer: Event | None) -> Attempt:
@@ -132,6 +163,10 @@ def _attempt(armed: Event, answer: Event | None) -> Attempt:
     if answer["e"] == "fail":
         return Attempt(op, armed["w"], "fail", armed["t"])
     return Attempt(op, armed["w"], "ok", armed["t"], answer["t"], answer["latency_ns"])
+
+
+def _found(event: Event, armed: Event) -> Found:
+    return Found(_reading({**event, "ns": armed["ns"], "key": armed["key"]}), armed["w"], armed["seq"], event["t"])
 
 
 def _reading(event: Event) -> Reading:

@@ -48,8 +48,11 @@ class Machine(Protocol):
     def run(self, command: Command, root: Path) -> None:
         """Run a set-up or configuration command to its end; HarnessError with its last words unless it succeeds."""
 
-    def dead_daemon(self) -> str | None:
-        """The last words of a daemon that should live and does not."""
+    def dead_daemon(self, root: Path | None = None) -> str | None:
+        """The last words of a daemon (of the one store in ``root``) that should live and does not."""
+
+    def stranger(self) -> str | None:
+        """Who answers, or keeps a daemon from answering, at a port of this machine without being one of its own."""
 
     def stop(self) -> None:
         """An orderly stop of all daemons."""
@@ -92,14 +95,15 @@ class Ports:
         with self.lock:
             for _ in range(200):
                 port = rng.choice(PORTS)
-                if port not in self.taken and _free(port):
+                if port not in self.taken and is_free(port):
                     self.taken.add(port)
                     return port
         message = f"no free port found between {PORTS.start} and {PORTS.stop}"
         raise process.HarnessError(message)
 
 
-def _free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of this host."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -217,12 +221,16 @@ class Here:
             "as_server": True,
         }
 
-    def dead_daemon(self) -> str | None:
+    def dead_daemon(self, root: Path | None = None) -> str | None:
         """The last words of a daemon that should live and does not; None while all live."""
         for daemon in self._daemons:
-            if not daemon.alive():
+            if not daemon.alive() and root in (None, daemon.cwd):
                 return daemon.last_words(f"the server ended with {daemon.wait(0)}")
         return None
+
+    def stranger(self) -> str | None:
+        """See Machine: whose listening socket it is, by the kernel's own lists."""
+        return process.stranger(self._ports.values(), self._daemons)
 
     def strike(self, fault: Fault, seed: int) -> None:
         """Kill the writers, or the servers (and the writers with them where they are what an embedded store has for

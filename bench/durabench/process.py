@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP, SIGTERM, pidfd_send_signal
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSTOP, SIGTERM, pidfd_send_signal
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,6 +33,10 @@ REAP_S = 10.0
 SERVER_USER = "nobody"
 """Exists everywhere and owns nothing; servers run as it where the caller is root."""
 LINE_BYTES = 1 << 16
+TCP_LISTEN = "0A"
+"""The state of a listening socket in the kernel's tables."""
+CRASHES = frozenset({SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV})
+"""Signals that a program brings on itself. Any other that ends it was sent, by a kernel out of memory, say."""
 _ORPHANS_END = ("/bin/sh", "-c", '[ "$PPID" = "$1" ] || exit 1; shift; exec "$@"', "sh")
 """Ends at once where the parent died before its child could ask to die with it; then come its pid and the program."""
 
@@ -60,6 +64,7 @@ class Process:
     stdin: int | None = None
     stdout: int | None = None
     log: Path | None = None
+    cwd: Path | None = None
     exit_code: int | None = None
     _buffer: bytearray = field(default_factory=bytearray)
     _ended: bool = False
@@ -115,11 +120,11 @@ class Process:
         self.send(order)
         end = time.monotonic() + deadline_s
         events: list[dict[str, Any]] = []
-        while not (events and events[-1]["e"] in ("done", "failed")):
+        while not is_answered(events):
             if time.monotonic() > end:
                 raise Hung(self.last_words(f"gave no answer to {order.get('do')} within {deadline_s:g} s"))
             events += self.receive(end - time.monotonic())
-            if self._ended and not (events and events[-1]["e"] in ("done", "failed")):
+            if self._ended and not is_answered(events):
                 raise Died(self.last_words(f"ended while it did {order.get('do')}"))
         return events
 
@@ -169,6 +174,11 @@ class Process:
     def last_words(self, what: str) -> str:
         """``what``, with the last lines of its log."""
         return what if self.log is None else f"{what}{tail(self.log)}"
+
+
+def is_answered(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an order has been answered to the end: its last event is ``done`` or ``failed``."""
+    return bool(events) and events[-1]["e"] in ("done", "failed")
 
 
 def tail(log: Path, lines: int = 5) -> str:
@@ -226,7 +236,7 @@ def start(
     for pipe in (popen.stdin, popen.stdout):
         if pipe is not None:
             pipe.close()
-    return Process(popen.pid, os.pidfd_open(popen.pid), reap, pipes[0], pipes[1], log)
+    return Process(popen.pid, os.pidfd_open(popen.pid), reap, pipes[0], pipes[1], log, cwd)
 
 
 def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:
@@ -364,6 +374,42 @@ def _children(pid: int) -> list[int]:
                     children = [int(word) for word in (tasks / thread / "children").read_bytes().split()]
                     found += children
                     parents += children
+    return found
+
+
+def stranger(ports: Iterable[int], roots: Sequence[Process]) -> str | None:
+    """The first of ``ports`` at which a process listens that is in none of the trees of ``roots``, in a sentence."""
+    listening = _listening()
+    wanted = {port: listening[port] for port in ports if port in listening}
+    if not wanted:
+        return None
+    ours = {inode for root in roots for pid in tree(root) for inode in _sockets(pid)}
+    for port, inodes in wanted.items():
+        if inodes - ours:
+            return f"port {port} is answered by a process that is none of ours"
+    return None
+
+
+def _listening() -> dict[int, set[int]]:
+    """The inodes of the sockets that listen, by TCP port."""
+    found: dict[int, set[int]] = {}
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text("ascii").splitlines()[1:] if table.exists() else ():
+            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == TCP_LISTEN:
+                found.setdefault(int(local.rpartition(":")[2], 16), set()).add(int(inode))
+    return found
+
+
+def _sockets(pid: int) -> set[int]:
+    """The inodes of the sockets that a process holds."""
+    found: set[int] = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                kind, _, inode = str(descriptor.readlink()).partition(":")
+                if kind == "socket":
+                    found.add(int(inode.strip("[]")))
     return found
 
 

@@ -30,11 +30,10 @@ from durabench.guest import (
     parse_filesystem,
     root_spec,
 )
-from durabench.process import Died, HarnessError, Hung
-from durabench.service import ANSWER_S, Service, Target
+from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
+from durabench.service import ANSWER_S, Service, Target, not_in_force, promise_from
 from durabench.trial import SETTLE_AFTER_STRIKE_S, Outcome, TrialPlan
-from durabench_backends.contract import METADATA, Domain
-from durabench_vm.check import MACHINE_LOST
+from durabench_backends.contract import METADATA, Domain, Fact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +46,6 @@ WRITE_S = 180.0
 """Longest a recording writes under emulation; a paced one gets its pace on top."""
 UP_S = 60.0
 """Longest wait for a backend to come up on a crash image; "does not come up" is a result."""
-LATE_S = 0.05
-"""How late the controller may hear that a put began: what reached the disk before is attempted, not invented."""
 RECORDING_MAX_BYTES = 64 << 20
 """A losing recording is kept, with the disk it began from, unless it is larger than this, or `Shelf` is full."""
 POLL_S = 0.02
@@ -128,10 +125,6 @@ class _Writing:
         begun = {(event["w"], event["i"]) for event in self.events if event["e"] == "armed"}
         return "inside" if begun - answered else "after"
 
-    def identities(self) -> dict[str, str]:
-        """Who answered the writers, by namespace."""
-        return {name: who for event in self.events if event["e"] == "ready" for name, who in event["identity"].items()}
-
 
 def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     """Kill the server on a disk that answers flushes late, start it again on the same machine, and read. One trial."""
@@ -156,11 +149,12 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
             for daemon in placed.daemons:
                 daemon.wait()
             writing.wait_for_the_last(plan.writers)
-            events += [*writing.events, strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]
+            events += [*writing.events, *_not_in_force(plan, writing.events)]
+            events += [strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]
             placed.daemons.clear()
             began_ns = time.monotonic_ns()
             answer = _serve(placed, plan, base.folders, laboratory, _keys(events))
-            events += _as_read(_at(answer), writing.identities(), began_ns, time.monotonic_ns())
+            events += _as_read(_at(answer), identities(writing.events), began_ns)
     except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
         raise HarnessError(" ".join(str(error).split())[-600:]) from error
     finally:
@@ -170,6 +164,26 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     return Outcome(
         plan, events, driver="fresh", duration_s=time.monotonic() - began, more={"recording": str(plan.recording)}
     )
+
+
+def identities(events: Sequence[Event]) -> dict[str, str]:
+    """Who answered the writers, by namespace."""
+    return {name: who for event in events if event["e"] == "ready" for name, who in event["identity"].items()}
+
+
+def _not_in_force(plan: TrialPlan, events: Sequence[Event]) -> list[Event]:
+    """What makes a trial unknown: a setting that was asked for and, as its store told the writer, is not in force."""
+    found: dict[str, Event] = {}
+    for event in events:
+        for namespace, said in event.get("settings", {}).items() if event["e"] == "ready" else ():
+            target = plan.targets[namespace]
+            if "why" in said:
+                why: str | None = f"{target.label}: its effective settings could not be read back: {said['why']}"
+            else:
+                why = not_in_force(target, promise_from(said["promise"]), [Fact(*fact) for fact in said["facts"]])
+            if why:
+                found[why] = {"e": "doubt", "t": event["t"], "why": why, "voids": True}
+    return list(found.values())
 
 
 def _at(answer: Sequence[Event]) -> list[Event]:
@@ -258,6 +272,7 @@ def _write(
             "limit_s": None,
             "hold": True,
             "lockstep": True,
+            "look": True,
         }
         writing.writers.append(writer)
         writer.write_line(json.dumps(order))
@@ -341,20 +356,24 @@ def _after(recorded: Recorded, position: int, time_ns: float) -> int:
 
 
 def written_before(recorded: Recorded, position: int) -> list[Event]:
-    """The history up to a position of the log: what had been acknowledged there, and what had been begun.
+    """The history up to a position of the log: what had been acknowledged there, and what may have been begun.
 
-    An acknowledgement counts where its mark stands in the log. The rest is in doubt, including what the controller was
-    told of a moment later: the disk may have heard of a put before the controller did.
+    An acknowledgement counts where its mark stands in the log. A writer in lockstep begins nothing before that mark is
+    made, so that it has one operation open: the first one without a mark, whenever the controller heard of it, is in
+    doubt, and the ones after it had not begun.
     """
-    at_ns = strike_ns(recorded, position)
     promised = {tuple(mark) for mark in recorded.recording.acknowledged(position)}
+    answered = {(event["w"], event["i"]) for event in recorded.events if event["e"] == "fail"}
+    held: set[int] = set()
+    """Writers whose one open operation has been met."""
     events = []
     for event in recorded.events:
-        if event["e"] == "ok":
-            if (event["w"], event["i"]) in promised:
-                events.append(event)
-        elif event["e"] != "held" and event["t"] <= at_ns + LATE_S * 1e9:
+        if "i" not in event:
+            events += [event] if event["e"] != "held" else []
+        elif (event["w"], event["i"]) in promised | answered or (event["e"] == "armed" and event["w"] not in held):
             events.append(event)
+            if (event["w"], event["i"]) not in promised | answered:
+                held.add(event["w"])
     return events
 
 
@@ -377,6 +396,7 @@ def run_states(
     image = stem.with_suffix(".img")
     with vm.CrashBuilder(recorded.base.image, recorded.recording, stem.with_suffix(".durable")) as builder:
         try:
+            _prove(recorded, plans[0], image, lane, laboratory)
             for plan, state in chosen:
                 if stop():
                     return
@@ -385,6 +405,28 @@ def run_states(
                 tell(_look(recorded, plan, state, image, lane, laboratory, began))
         finally:
             image.unlink(missing_ok=True)
+
+
+def _prove(recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, laboratory: Laboratory) -> None:
+    """That the disk as it was before the first put mounts, comes up and reads here: else no state of it is judged.
+
+    HarnessError. Asked once per lane, file system and targets, and again by `_look` whenever a state does not come up.
+    """
+    key = (plan.lane, plan.filesystem, *plan.targets.values())
+    if key not in laboratory.undamaged:
+        why = _undamaged_fails(recorded, plan, image, lane, laboratory)
+        if why:
+            message = f"the undamaged disk does not come up in lane {plan.lane} on {recorded.filesystem.name}: {why}"
+            raise HarnessError(message)
+        laboratory.undamaged.add(key)
+
+
+def _undamaged_fails(
+    recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, laboratory: Laboratory
+) -> str | None:
+    vm.copy_sparse(recorded.base.image, image)
+    events = _read(recorded, plan, image, lane, laboratory, {})
+    return next((event["why"] for event in events if event["e"] in ("down", "doubt")), None)
 
 
 def _look(
@@ -409,12 +451,16 @@ def _look(
     events += written_before(recorded, state.position)
     at_ns = strike_ns(recorded, state.position)
     answered = {(event["w"], event["i"]) for event in events if event["e"] == "ok"}
-    inside = any(
-        event["e"] == "armed" and event["t"] <= at_ns and (event["w"], event["i"]) not in answered for event in events
-    )
+    inside = any(event["e"] == "armed" and (event["w"], event["i"]) not in answered for event in events)
     events.append({"e": "strike", "t": at_ns, "fault": plan.fault})
     events.append({"e": "struck", "t": at_ns, "where": "inside" if inside else "after"})
-    events += _read(recorded, plan, image, lane, laboratory, _keys(events))
+    events += _not_in_force(plan, recorded.events)
+    left = _read(recorded, plan, image, lane, laboratory, _keys(events))
+    if any(event["e"] == "down" for event in left):
+        why = _undamaged_fails(recorded, plan, image, lane, laboratory)
+        if why:  # what the surroundings do to every disk says nothing of this one
+            left = [{"e": "doubt", "t": left[-1]["t"], "why": f"the undamaged disk fails too: {why}", "voids": False}]
+    events += left
     return Outcome(
         plan,
         events,
@@ -448,27 +494,33 @@ def _read(
 ) -> list[Event]:
     """Recover the image in its lane and read it; what does not mount, start or answer is what was found."""
     began_ns = time.monotonic_ns()
-    job = _job(recorded, plan, laboratory, keys)
-    found = lane.check(image, recorded.filesystem, job, user=SERVER_USER if _adopts() else None)
-    now_ns = time.monotonic_ns()
+    try:
+        job = _job(recorded, plan, laboratory, keys)
+        found = lane.check(image, recorded.filesystem, job, user=SERVER_USER if _adopts() else None)
+    except HarnessError as error:
+        return [_doubt(str(error))]
     if isinstance(found, vm.Finding):
-        kind = "doubt" if found.what == MACHINE_LOST else "down"
-        return [{"e": kind, "t": now_ns, "why": f"{found.what}: {' '.join(found.detail.split())[:500]}"}]
-    answer = _at(found.answer)
-    before = {
-        name: who for event in recorded.events if event["e"] == "ready" for name, who in event["identity"].items()
-    }
-    return _as_read(answer, before, began_ns, now_ns)
+        why = f"{found.what}: {' '.join(found.detail.split())[:500]}"
+        return [{"e": "down", "t": time.monotonic_ns(), "why": why} if found.of_image else _doubt(why)]
+    return _as_read(_at(found.answer), identities(recorded.events), began_ns)
 
 
-def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int, now_ns: int) -> list[Event]:
+def _doubt(why: str, *, voids: bool = False) -> Event:
+    return {"e": "doubt", "t": time.monotonic_ns(), "why": why, "voids": voids}
+
+
+def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int) -> list[Event]:
     """A reader's events as a history has them: up or down, and never from an instance that was to be gone."""
-    last: Event = answer.pop() if answer else {"e": "failed", "why": "no answer"}
+    last: Event = answer.pop() if answer else {"e": "failed", "why": "the reader gave no answer", "ours": True}
     if last["e"] == "failed":
-        return [*answer, {"e": "down", "t": now_ns, "why": last["why"]}]
+        down = {"e": "down", "t": time.monotonic_ns(), "why": last["why"]}
+        return [*answer, _doubt(f"the reader failed: {last['why']}") if last["ours"] else down]
     if any(last["identity"][name] == before.get(name) for name in last["identity"]):
-        return [{"e": "doubt", "t": now_ns, "why": "the instance that answers is still the one from before the strike"}]
-    return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
+        return [_doubt("the instance that answers is still the one from before the strike", voids=True)]
+    if any(event["e"] == "listing" for event in answer):
+        now_ns = time.monotonic_ns()
+        return [{"e": "up", "t": now_ns, "recovery_ns": now_ns - began_ns}, *answer]
+    return answer
 
 
 def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:
@@ -477,9 +529,9 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
     services = {
         name: Service(machine, target, Path(recorded.base.folders[name])) for name, target in plan.targets.items()
     }
-    request = {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
     if all(service.embedded for service in services.values()):
         spec = root_spec(list(plan.targets.values()))
+        request = _read_order(plan, services, keys)
         return vm.Job(
             (*DRIVER, "--lasting"), env=driver_env(spec), deadline_s=UP_S + ANSWER_S, lasting=True, request=request
         )
@@ -490,17 +542,44 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
     return serve
 
 
+def _read_order(plan: TrialPlan, services: Mapping[str, Service], keys: Mapping[str, list[str]]) -> dict[str, Any]:
+    return {**_order(plan, services, UP_S), "do": "read", "keys": keys, "sizes": False}
+
+
 def _serve(
     placed: Placed, plan: TrialPlan, folders: Mapping[str, str], laboratory: Laboratory, keys: Mapping[str, list[str]]
 ) -> list[Event]:
-    """Start a plan's servers where they are placed and let a reader read them."""
+    """Start a plan's servers where they are placed and read every store by itself: of two, one may come up.
+
+    A server is read from this host, beside the place; an embedded store where its files are, in the place.
+    """
     started = _services(plan, placed, folders)
-    for service in {id(service): service for service in started.values()}.values():
+    distinct = {id(service): service for service in started.values()}.values()
+    for service in distinct:
         service.start()
-    order = {**_order(plan, started, UP_S), "do": "read", "keys": keys, "sizes": False}
-    for target in order["targets"].values():
-        target["ports"] = {name: placed.address(port)[1] for name, port in target["ports"].items()}
-    return _ask_reader(order, plan, placed, laboratory)
+    events: list[Event] = []
+    identity: dict[str, str] = {}
+    for service in distinct:
+        names = {name: one for name, one in started.items() if one is service}
+        order = _read_order(plan, names, {name: keys.get(name, []) for name in names})
+        answer = _ask_inside(order, plan, placed) if service.embedded else _ask_reader(order, plan, placed, laboratory)
+        last = answer.pop()
+        identity |= last.get("identity", {})
+        events += [_with_last_words(event, placed, service) for event in answer]
+        if last["e"] == "failed" and last["ours"]:
+            events.append(_doubt(f"the reader failed: {last['why']}"))
+        elif last["e"] == "failed":
+            down = {"e": "down", "t": time.monotonic_ns(), "ns": list(names), "why": last["why"]}
+            events.append(_with_last_words(down, placed, service))
+    if stranger := placed.stranger():
+        events.append(_doubt(stranger, voids=True))
+    return [*events, {"e": "done", "identity": identity}]
+
+
+def _with_last_words(event: Event, placed: Placed, service: Service) -> Event:
+    """Of a store that is down, the last words of its own server, where that has ended."""
+    dead = placed.dead_daemon(service.root) if event["e"] == "down" else None
+    return {**event, "why": f"{event['why']}; {dead}"} if dead and dead not in event["why"] else event
 
 
 @dataclass
@@ -511,27 +590,54 @@ class _Elsewhere:
         return 0
 
 
-def _ask_reader(order: Mapping[str, Any], plan: TrialPlan, placed: Placed, laboratory: Laboratory) -> list[Event]:
-    """A reader on this host, beside the place, which gives up as soon as a server has ended."""
+def _ask_inside(order: Mapping[str, Any], plan: TrialPlan, placed: Placed) -> list[Event]:
+    """A reader in the place itself, where the files of an embedded store are."""
+    reader = placed.place.start(DRIVER, driver_env(root_spec(list(plan.targets.values()))))
+    events: list[Event] = []
+    end = time.monotonic() + UP_S + ANSWER_S
+    try:
+        reader.write_line(json.dumps(order))
+        while not is_answered(events):
+            line = reader.read_line(max(0.0, end - time.monotonic()))
+            if line is None:
+                return [*events, _ended_early(reader.wait(), " | ".join([*reader.stderr_tail][-3:]))]
+            events.append(json.loads(line))
+    except TimeoutError:
+        reader.kill()
+        return [*events, {"e": "failed", "why": "no answer in time", "ours": False}]
+    reader.close_stdin()
+    return events
+
+
+def _ask_reader(order: dict[str, Any], plan: TrialPlan, placed: Placed, laboratory: Laboratory) -> list[Event]:
+    """A reader on this host, beside the place, which gives up as soon as the server has ended."""
+    for target in order["targets"].values():
+        target["ports"] = {name: placed.address(port)[1] for name, port in target["ports"].items()}
+    root = next(Path(target["root"]) for target in order["targets"].values())
     names = [target.backend for target in plan.targets.values()]
     reader: Process = laboratory.ground.nurseries.get(names, plan.workload).fork()
     events: list[Event] = []
     end = time.monotonic() + UP_S + ANSWER_S
     try:
         reader.send(order)
-        while not (events and events[-1]["e"] in ("done", "failed")):
+        while not is_answered(events):
             events += reader.receive(POLL_S)
-            dead = placed.dead_daemon()
-            if dead and not (events and events[-1]["e"] in ("done", "failed")):
-                return [{"e": "failed", "why": f"will not start: {dead}"}]
-            if time.monotonic() > end or (reader.ended and not events):
-                return [{"e": "failed", "why": "the reader gave no answer in time"}]
+            if is_answered(events):
+                break
+            if dead := placed.dead_daemon(root):
+                return [*events, {"e": "failed", "why": f"will not start: {dead}", "ours": False}]
+            if reader.ended:
+                return [*events, _ended_early(reader.wait(ANSWER_S), reader.last_words(""))]
+            if time.monotonic() > end:
+                return [*events, {"e": "failed", "why": "no answer in time", "ours": False}]
     finally:
         reader.close()
-    if events[-1]["e"] == "failed":
-        dead = placed.dead_daemon()
-        events[-1]["why"] += f"; {dead}" if dead else ""
     return events
+
+
+def _ended_early(status: int, words: str) -> Event:
+    """Of a reader that ended without an answer. A crash comes of what it read; any other end is not the store's."""
+    return {"e": "failed", "why": f"the reader ended with {status}; {words}", "ours": -status not in CRASHES}
 
 
 def again(

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from durabench.machine import DRIVER, Here, Machine, Ports
 from durabench.process import HarnessError
 from durabench_backends import registry
 from durabench_backends.contract import Backend, Domain, Fact, Promise, Setting
+from durabench_backends.embedded import kept_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from durabench.process import Process
@@ -195,6 +196,17 @@ class Service:
         if self._admin is not None:
             self.machine.end(self._admin)
             self._admin = None
+
+
+def not_in_force(target: Target, promise: Promise, facts: Iterable[Fact]) -> str | None:
+    """Why what a store says of itself is not the setting that was asked for; None where it is, or where none was.
+
+    The place is not the setting: on a disk of memory no setting keeps what it would keep on another.
+    """
+    _, setting = target.load()
+    if setting is None or replace(kept_here(setting.promise, facts), source="") == replace(promise, source=""):
+        return None
+    return f"{target.label}: the effective settings promise something else ({promise.tier})"
 
 
 def promise_from(words: Mapping[str, Any]) -> Promise:

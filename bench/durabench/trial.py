@@ -9,7 +9,8 @@ from __future__ import annotations
 import select
 import statistics
 import time
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from random import Random
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from durabench import fault as faults
 from durabench import workload
 from durabench.machine import DRIVER
-from durabench.process import Died, HarnessError, Hung
-from durabench.service import READY_S, Service, Target
-from durabench_backends.contract import DATA, METADATA, Domain, Promise
-from durabench_backends.embedded import kept_here
+from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
+from durabench.service import READY_S, Service, Target, not_in_force
+from durabench_backends.contract import DATA, METADATA, Domain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,7 +169,7 @@ def run_trial(plan: TrialPlan, site: Site) -> Outcome:
     try:
         cycle.run()
     except HarnessError as error:
-        cycle.note("doubt", why=str(error))
+        cycle.note("doubt", why=str(error), voids=False)
     finally:
         cycle.end()
     return Outcome(plan, cycle.events, cycle.sizes, site.machine.driver, started, time.monotonic() - began)
@@ -228,16 +228,9 @@ class _Cycle:
     def _compare_settings(self) -> None:
         """A setting that is not in force, as far as the server says, makes the trial unknown."""
         for service in self.site.distinct:
-            _, setting = service.target.load()
-            if setting is None or service.promise is None:
-                continue
-            # The place is not the setting: on a disk of memory no setting keeps what it would keep on another.
-            if same_promise(kept_here(setting.promise, service.facts), service.promise):
-                continue
-            self.note(
-                "doubt",
-                why=f"{service.target.label}: the effective settings promise something else ({service.promise.tier})",
-            )
+            why = service.promise and not_in_force(service.target, service.promise, service.facts)
+            if why:
+                self.note("doubt", why=why, voids=True)
 
     def _write_order(self, writer: int) -> dict[str, Any]:
         plan = self.plan
@@ -305,7 +298,7 @@ class _Cycle:
                 if any(event["e"] == "done" for event in events):
                     waiting.remove(writer)
         if any(event["e"] == "info" for event in self.events):
-            self.note("doubt", why="a put failed in peacetime")
+            self.note("doubt", why="a put failed in peacetime", voids=False)
 
     def _write_until_struck(self, writers: Sequence[Process], fault: faults.Fault) -> None:
         end = time.monotonic() + WRITE_S + self.plan.pace_s * self.plan.victim
@@ -368,26 +361,63 @@ class _Cycle:
             "keys": {name: sorted(some) for name, some in keys.items()},
         }
         order["sizes"] = fault.destroys is Domain.NOTHING
-        reader = self._reader()
-        reader.send(order)
-        end = time.monotonic() + READY_S + READ_S
-        answer: Event | None = None
-        while answer is None:
-            for event in self._hear_reader(reader, end):
-                if event["e"] == "listing" and not any(seen["e"] == "up" for seen in self.events):
-                    self.events.append({"e": "up", "t": event["t"], "recovery_ns": event["t"] - began_ns})
-                if event["e"] in ("done", "failed"):
-                    answer = event
-                else:
-                    self.events.append(event)
-        if answer["e"] == "failed":
-            dead = self.site.machine.dead_daemon()
-            self.note("down", why=answer["why"] + (f"; {dead}" if dead else ""))
-            return
-        self._drivers.remove(reader)
-        self.site.reader = reader
+        events, answer = self._read_back(order)
+        first = next((event for event in events if event["e"] == "listing"), None)
+        if first is not None:
+            self.events.append({"e": "up", "t": first["t"], "recovery_ns": first["t"] - began_ns})
+        self.events += [self._with_last_words(event) for event in events]
+        if fault.destroys >= Domain.SERVER and (stranger := self.site.machine.stranger()):
+            self.note("doubt", why=stranger, voids=True)
         self.sizes = answer.get("sizes", {})
-        self._compare_identities(fault, answer["identity"])
+        self._compare_identities(fault, answer.get("identity", {}))
+
+    def _read_back(self, order: Mapping[str, Any]) -> tuple[list[Event], Event]:
+        """A reader's events, with what it said last; of a second one where the first was lost on the way.
+
+        A reader that hangs or crashes does so in the store: the store is down. One that was ended from outside, or by a
+        fault of its own, says nothing of the store. Died.
+        """
+        for again in (True, False):
+            reader = self._reader()
+            with suppress(Died):  # what ended meanwhile is seen by its silence
+                reader.send(order)
+            events: list[Event] = []
+            end = time.monotonic() + READY_S + READ_S
+            while time.monotonic() < end and not reader.ended and not is_answered(events):
+                events += reader.receive(0.2)
+            if is_answered(events):
+                return self._answered(reader, events)
+            hung = not reader.ended
+            crashed = not hung and -reader.wait(READ_S) in CRASHES
+            why = reader.last_words("did not answer in time" if hung else f"the reader ended with {reader.exit_code}")
+            if hung or (crashed and not again):
+                return [*events, self._down(why)], {}
+            if not again:
+                break
+        raise Died(why)
+
+    def _answered(self, reader: Process, events: list[Event]) -> tuple[list[Event], Event]:
+        answer = events.pop()
+        if answer["e"] == "done":
+            self._drivers.remove(reader)
+            self.site.reader = reader
+        elif answer["ours"]:
+            self.events += events
+            raise HarnessError(f"the reader failed: {answer['why']}")
+        else:
+            events.append(self._down(answer["why"]))
+        return events, answer
+
+    def _down(self, why: str) -> Event:
+        return {"e": "down", "t": time.monotonic_ns(), "ns": sorted(self.site.services), "why": why}
+
+    def _with_last_words(self, event: Event) -> Event:
+        """Of a store that is down, the last words of its own server, where that has ended."""
+        if event["e"] != "down":
+            return event
+        roots = dict.fromkeys(self.site.services[namespace].root for namespace in event["ns"])
+        dead = [words for root in roots if (words := self.site.machine.dead_daemon(root))]
+        return {**event, "why": "; ".join([event["why"], *dead])}
 
     def _reader(self) -> Process:
         """The site's reader, or a new driver. One that did not read to the end is ended with this trial."""
@@ -396,14 +426,6 @@ class _Cycle:
             return self._driver()
         self._drivers.append(reader)
         return reader
-
-    def _hear_reader(self, reader: Process, end: float) -> list[Event]:
-        if time.monotonic() > end:
-            raise Hung(reader.last_words("the reader did not finish"))
-        events = reader.receive(0.2)
-        if reader.ended and not events:
-            raise Died(reader.last_words("the reader ended"))
-        return events
 
     def _compare_identities(self, fault: faults.Fault, after: Mapping[str, str]) -> None:
         """A stale server must not vouch for a restarted one, nor a restarted one for one that was to live on."""
@@ -415,11 +437,6 @@ class _Cycle:
             if restarted == (instance == self._identities.get(name)):
                 why = "is still the one from before the strike" if restarted else "was restarted by something else"
                 self.note("doubt", why=f"{service.target.label}: the instance that answers {why}")
-
-
-def same_promise(asked: Promise, effective: Promise) -> bool:
-    """Whether two promises say the same, whatever their sources."""
-    return replace(asked, source="") == replace(effective, source="")
 
 
 def _readable(processes: Sequence[Process], end: float, what: str) -> list[Process]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from durabench.history import Reading, Value, from_events
+from durabench.history import Doubt, Found, Reading, Value, from_events
 from durabench_backends.contract import Op
 
 ARMED = {"e": "armed", "w": 0, "i": 0, "t": 100, "verb": "put", "ns": "metadata", "key": "a", "seq": 1, "size": 8}
@@ -85,11 +85,12 @@ def test_what_was_found_after_the_fault():
             "versions": [{"length": 0, "sha256": "cd", "blocks": [], "version": "v1"}],
         },
         {"e": "doubt", "why": "identity"},
+        {"e": "doubt", "why": "the reader was killed", "voids": False},
     )
     assert (history.seed, history.strike_ns, history.struck, history.recovery_ns) == (9, 1000, "inside", 77)
     assert history.listed == {"metadata": frozenset({"a", "b"})}
-    assert history.doubts == ("identity",)
-    assert history.down is None
+    assert history.doubts == (Doubt("identity"), Doubt("the reader was killed", voids=False))
+    assert history.down == {}
     assert list(history.readings) == [
         Reading("metadata", "a", Value(3, "ab", ((1, 2), (-1, 1)))),
         Reading("metadata", "b", None),
@@ -99,7 +100,22 @@ def test_what_was_found_after_the_fault():
 
 
 def test_down_says_why():
-    assert facts({"e": "down", "why": "no answer in 30 s"}).down == "no answer in 30 s"
+    assert facts({"e": "down", "why": "no answer", "ns": ["data"]}).down == {"data": "no answer"}
+    older = facts({"e": "down", "why": "no answer in 30 s"})
+    assert older.down == dict.fromkeys(("metadata", "data"), "no answer in 30 s")
+
+
+def test_what_a_get_found_before_the_strike():
+    value = {"length": 3, "sha256": "ab", "blocks": [[1, 2]]}
+    get = {**ARMED, "i": 1, "seq": 2, "verb": "get"}
+    history = facts(
+        ARMED, OK, get, {"e": "found", "w": 0, "i": 1, "t": 180, "value": value}, {**OK, "i": 1, "t": 190},
+        {**get, "i": 2, "seq": 3}, {"e": "found", "w": 0, "i": 2, "t": 200, "value": None},
+    )  # fmt: skip
+    assert history.found == [
+        Found(Reading("metadata", "a", Value(3, "ab", ((1, 2),))), 0, 2, 180),
+        Found(Reading("metadata", "a", None), 0, 3, 200),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from durabench import payload
 from durabench.checker import Finding, Verdict, find, judge, worst
-from durabench.history import Attempt, History, Reading, Value
+from durabench.history import Attempt, Doubt, Found, History, Reading, Value
 from durabench_backends.contract import DATA, METADATA, Domain, Op, Promise
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Story:
     ghosts: set[tuple[str, str]] = field(default_factory=set)
     down: str | None = None
     doubts: Sequence[str] = ()
+    voids: Sequence[str] = ()
+    found_before: list[Found] = field(default_factory=list)
     _sequences: count[int] = field(default_factory=lambda: count(1))
 
     def step(self, verb, key, outcome="ok", *, age_s=3.0, size=2048, writer=0, refers=(), namespace=None) -> int:
@@ -80,6 +82,13 @@ class Story:
         if listed is True:
             self.ghosts.add((namespace, key))
 
+    def read_before(self, key, content: bytes | int | None, *, age_s=0.5, writer=0, error=None) -> None:
+        """A get of the writer itself, while everything lived."""
+        sequence = self.step("get", key, age_s=age_s, writer=writer)
+        value = None if content is None else self.value(key, content)
+        read = Reading(self.namespace, key, value, error)
+        self.found_before.append(Found(read, writer, sequence, STRIKE_NS - int(age_s * 1e9)))
+
     def history(self) -> History:
         honest: dict[tuple[str, str], int | None] = {}
         for attempt in self.attempts:
@@ -96,11 +105,21 @@ class Story:
         namespaces = {
             namespace: frozenset(key for n, key in listed if n == namespace) for namespace in (METADATA, DATA)
         }
-        if self.down:
-            return History(self.seed, self.attempts, STRIKE_NS, "inside", (), {}, self.down, None, self.doubts)
-        return History(
-            self.seed, self.attempts, STRIKE_NS, "inside", list(readings.values()), namespaces, None, 5, self.doubts
+        told = History(
+            self.seed,
+            self.attempts,
+            STRIKE_NS,
+            "inside",
+            list(readings.values()),
+            namespaces,
+            recovery_ns=5,
+            doubts=[*(Doubt(why, voids=False) for why in self.doubts), *map(Doubt, self.voids)],
+            found=self.found_before,
         )
+        if self.down:
+            down = dict.fromkeys((METADATA, DATA), self.down)
+            return replace(told, readings=(), listed={}, recovery_ns=None, down=down)
+        return told
 
     def find(self, namespace: str | None = None, *, versions_promised: bool = False) -> Finding:
         return find(self.history(), namespace or self.namespace, versions_promised=versions_promised)
@@ -126,17 +145,113 @@ def story() -> Story:
 def test_unknown_where_the_harness_is_in_doubt(story):
     story.put("a")
     assert story.judge(SAFE).verdict == "kept"
-    story.doubts = ("the identity did not change",)
-    assert story.judge(SAFE) == Verdict("unknown", "the identity did not change")
+    for kind in ("doubts", "voids"):
+        doubtful = replace(story, **{kind: ("the reader was killed",)})
+        assert doubtful.judge(SAFE) == Verdict("unknown", "the reader was killed")
+        assert doubtful.judge(WINDOW) == Verdict("unknown", "the reader was killed")
+        assert doubtful.judge(NONE) == Verdict("unknown", "the reader was killed")
     assert judge(Story(attempts=story.attempts).find(), SAFE, Domain.CLIENT, ["control lost"]).verdict == "unknown"
 
 
-def test_doubt_comes_before_everything_else(story):
+def test_what_was_seen_outweighs_a_doubt_of_what_was_not(story):
     story.put("a")
     story.left("a", None)
-    story.doubts = ("effective setting differs",)
-    assert story.judge(SAFE).verdict == "unknown"
+    story.doubts = ("the reader was killed",)
+    assert story.judge(SAFE).verdict == "broken"
+    assert story.judge(WINDOW).verdict == "broken"
     assert story.judge(NONE).verdict == "unknown"
+    unavailable = replace(story, down="no answer in 30 s")
+    assert unavailable.judge(SAFE).verdict == "broken"
+
+
+def test_a_loss_inside_the_window_does_not_outweigh_a_doubt(story):
+    story.put("a")
+    story.put("b", age_s=0.1)
+    story.left("b", None)
+    assert story.judge(WINDOW).verdict == "within"
+    story.doubts = ("the reader was killed",)
+    assert story.judge(WINDOW).verdict == "unknown"
+
+
+def test_what_was_found_under_another_setting_or_by_a_stranger_convicts_nobody(story):
+    story.put("a")
+    story.left("a", None)
+    story.voids = ("effective setting differs",)
+    assert story.judge(SAFE) == Verdict("unknown", "effective setting differs")
+    assert story.judge(NONE).verdict == "unknown"
+    assert replace(story, down="no answer in 30 s").judge(SAFE).verdict == "unknown"
+
+
+# --- what a writer's own gets read before the strike
+
+
+@pytest.mark.parametrize("promise", [SAFE, LOOSE, WINDOW, replace(NONE, may_lose_s={Domain.NOTHING: 0.0})])
+def test_what_a_store_forgets_while_everything_lives_is_lost_whatever_a_fault_may_cost(story, promise):
+    promise = replace(promise, may_lose_s={**promise.may_lose_s, Domain.NOTHING: 0.0})
+    story.put("a", age_s=3)
+    first = story.put("b", age_s=3)
+    story.read_before("b", first, age_s=2)
+    assert story.judge(promise).verdict in ("kept", "no-promise")
+    story.read_before("b", None, age_s=1)
+    verdict = story.judge(promise)
+    assert verdict.verdict == "broken"
+    assert verdict.why.startswith("1 lost of 2 acknowledged, 1 of it before anything was struck: b is absent")
+    assert story.find().in_peace_s == pytest.approx(2)
+    assert story.judge(NONE).verdict == "no-promise"
+
+
+def test_what_is_deleted_after_it_was_forgotten_was_lost_all_the_same(story):
+    story.put("a")
+    story.put("b", age_s=3)
+    story.read_before("b", None, age_s=2)
+    story.delete("b", age_s=1)
+    assert counts(story.find()) == {"lost": 1}
+    assert story.judge(SAFE).verdict == "broken"
+
+
+@pytest.mark.parametrize("seen", ["old", "torn", "foreign", "deleted"])
+def test_a_get_before_the_strike_is_read_by_the_same_rules(story, seen):
+    old = story.put("a")
+    new = story.put("a", size=2048)
+    words = {"old": "stale", "torn": "torn", "foreign": "phantom", "deleted": "resurrected"}
+    if seen == "deleted":
+        story.delete("a")
+    content = {"old": old, "torn": story.bytes_of(new)[:1000], "foreign": payload.make(9, METADATA, "a", 1, 2048)}
+    story.read_before("a", content.get(seen, new))
+    assert counts(story.find()) in ({words[seen]: 1}, {"corrupt": 1})
+    assert story.judge(SAFE).verdict == "broken"
+
+
+def test_a_get_is_held_against_what_its_own_writer_did_before_it(story):
+    story.put("a", writer=0)
+    story.put("b", writer=1)
+    story.read_before("c", None)
+    story.doubtful("d")
+    story.read_before("d", None)
+    story.failed("e")
+    story.read_before("e", None)
+    assert counts(story.find()) == {}
+    later = story.step("get", "f", age_s=2)
+    story.put("f", age_s=1)
+    nothing = Reading(METADATA, "f", None)
+    story.found_before.append(Found(nothing, 0, later, STRIKE_NS - 2_000_000_000))
+    assert counts(story.find()) == {}, "what is put later cannot have been lost before"
+
+
+def test_a_get_that_raised_has_shown_nothing(story):
+    story.put("a")
+    story.read_before("a", None, error="TimeoutError: timed out")
+    assert counts(story.find()) == {}
+    assert story.judge(SAFE).verdict == "kept"
+
+
+def test_a_key_that_was_forgotten_before_and_is_gone_after_the_strike_is_one_loss(story):
+    story.put("a")
+    story.put("b")
+    story.read_before("b", None)
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 1}
+    assert story.find().in_peace == 1
 
 
 def test_unknown_where_nothing_was_acknowledged_before_the_strike(story):
@@ -181,7 +296,7 @@ def test_not_up_by_the_deadline_is_broken_and_its_losses_are_not_counted(story, 
 
 def test_a_store_that_went_down_after_all_was_read_is_judged_by_what_was_read(story):
     story.put("a")
-    finding = find(replace(story.history(), down="stopped answering later"), METADATA)
+    finding = find(replace(story.history(), down={METADATA: "stopped answering later"}), METADATA)
     assert not finding.unavailable
     assert finding.lost == 0
 
@@ -196,15 +311,48 @@ def test_a_phantom_is_broken_whatever_else_is_promised(story, promise):
     assert story.judge(NONE).verdict == "no-promise"
 
 
-@pytest.mark.parametrize("promise", [SAFE, LOOSE, WINDOW, LOOSE_WINDOW], ids=lambda promise: promise.source)
-def test_a_resurrection_is_broken_whatever_else_is_promised(story, promise):
+@pytest.mark.parametrize("promise", [SAFE, LOOSE], ids=lambda promise: promise.source)
+def test_a_lost_delete_is_broken_where_nothing_may_be_lost(story, promise):
     first = story.put("a")
     story.delete("a", age_s=0.5)
-    story.put("b")
+    story.put("b", age_s=0.7)
     assert story.judge(promise).verdict == "kept"
     story.left("a", first)
     assert story.judge(promise).verdict == "broken"
     assert "1 resurrected" in story.judge(promise).why
+
+
+@pytest.mark.parametrize(
+    "age_s, verdict", [(0.05, "within"), (WINDOW_S, "within"), (WINDOW_S + 0.001, "broken"), (2.9, "broken")]
+)
+def test_a_lost_delete_is_a_loss_with_an_age(story, age_s, verdict):
+    story.put("b", age_s=3)
+    first = story.put("a", age_s=3)
+    story.delete("a", age_s=age_s)
+    story.left("a", first)
+    assert counts(story.find()) == {"resurrected": 1}
+    assert story.find().loss_window_s == pytest.approx(age_s)
+    assert story.judge(WINDOW).verdict == verdict
+    assert story.judge(LOOSE_WINDOW).verdict == verdict
+
+
+def test_a_lost_delete_older_than_a_survivor_is_a_hole(story):
+    first = story.put("a", age_s=3)
+    story.delete("a", age_s=0.5)
+    story.put("b", age_s=0.2)
+    story.left("a", first)
+    assert counts(story.find()) == {"resurrected": 1, "hole": 1}
+    assert story.judge(WINDOW).verdict == "broken"
+    assert story.judge(LOOSE_WINDOW).verdict == "within"
+
+
+def test_a_put_that_its_lost_delete_replaced_gives_the_loss_its_age(story):
+    first = story.put("a", age_s=3)
+    story.put("a", age_s=2.5)
+    story.delete("a", age_s=0.5)
+    story.left("a", first)
+    assert story.find().loss_window_s == pytest.approx(2.5), "the second put is not there either"
+    assert story.judge(WINDOW).verdict == "broken"
 
 
 @pytest.mark.parametrize("promise", [SAFE, WINDOW], ids=lambda promise: promise.source)
@@ -565,6 +713,8 @@ def test_a_gap_in_the_reading_is_a_doubt_and_not_a_loss(story):
     assert judge(unlisted, SAFE, Domain.CLIENT).verdict == "unknown"
     twice = replace(history, readings=[*history.readings, Reading(METADATA, "a", None)])
     assert judge(find(twice, METADATA), SAFE, Domain.CLIENT).verdict == "unknown"
+    lost_at_first = replace(history, readings=[Reading(METADATA, "a", None), *history.readings])
+    assert judge(find(lost_at_first, METADATA), SAFE, Domain.CLIENT).verdict == "unknown"
 
 
 def test_counts_and_ages_of_what_was_acknowledged(story):
@@ -823,7 +973,7 @@ def test_pairs_are_unmeasured_where_there_is_no_data_or_it_did_not_come_up(story
     alone = Story()
     alone.put("m")
     assert (alone.find().dangling, alone.find().orphan) == (None, None)
-    half = replace(pair.history(), down="data did not come up", listed={METADATA: frozenset({"m1", "m2"})})
+    half = replace(pair.history(), down={DATA: "data did not come up"}, listed={METADATA: frozenset({"m1", "m2"})})
     half = replace(half, readings=[reading for reading in half.readings if reading.namespace == METADATA])
     assert not find(half, METADATA).unavailable
     assert find(half, METADATA).dangling is None

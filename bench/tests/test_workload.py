@@ -157,17 +157,6 @@ def test_both_namespaces(name):
     assert namespaces(name) == [METADATA, DATA]
 
 
-def test_a_get_that_finds_nothing_is_told():
-    class Empty:
-        def get(self, key):
-            return None
-
-    work = workload.load("rotate")(0, 1)
-    op = next(op for op in work.plan(Random(0)) if op.verb == "get")
-    with pytest.raises(LookupError, match="acknowledged and cannot be read back"):
-        work.step(Empty(), op, b"")
-
-
 def test_unknown_names_are_offered_the_nearest():
     with pytest.raises(workload.UnknownWorkload, match="did you mean append"):
         workload.load("apend")
