@@ -255,7 +255,7 @@ class Campaign:
             return
         try:
             targets = {target for plans in grouped for target in plans[0].targets.values()}
-            laboratory.prepare(targets, {plans[0].filesystem for plans in grouped})
+            laboratory.prepare(targets, {plans[0].filesystem for plans in grouped}, self.workload)
             self._began, self.budget_s = time.monotonic(), self.power_budget_s
             for control in (True, False):
                 self._record_all([plans for plans in grouped if bool(plans[0].control) == control], laboratory)

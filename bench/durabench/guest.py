@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +121,15 @@ class Laboratory:
         except vm.NoRoom as error:
             raise NoMachine(str(error)) from error
 
-    def prepare(self, targets: Iterable[Target], filesystems: Iterable[str | None]) -> None:
+    def prepare(self, targets: Iterable[Target], filesystems: Iterable[str | None], workload: str) -> None:
         """Everything that is done once: kernel, root image with the targets' programs, booted and saved. NoMachine."""
         wanted = [target for target in targets if not is_heavy([target])]
         if not wanted:
             return
-        spec = root_spec(wanted)
+        spec = root_spec(wanted, workload)
         modules = sorted({module for target in wanted for module in client_modules(target)})
-        warm = ((*DRIVER[:2], "-c", WARM_UP, driver_env(spec)["PYTHONPATH"], "durabench.driver", "sqlite3", *modules),)
+        path = driver_env(wanted, workload)["PYTHONPATH"]
+        warm = ((*DRIVER[:2], "-c", WARM_UP, path, "durabench.driver", "sqlite3", *modules),)
         for text in dict.fromkeys(filesystems):
             filesystem, unit_bytes = parse_filesystem(text)
             try:
@@ -295,20 +297,20 @@ def rooms() -> list[Path]:
     return [Path(package.__file__ or "").parent.parent for package in (durabench, durabench_backends)]
 
 
-def driver_env(spec: vm.RootSpec) -> dict[str, str]:
+def driver_env(targets: Sequence[Target], workload: str) -> dict[str, str]:
     """Where a driver in the guest finds its modules; it runs without ``site``, which takes long under emulation."""
-    places = [*rooms(), *dict.fromkeys(tree.path.parent for tree in spec.trees if "-packages" in str(tree.path))]
+    places = [*rooms(), *(path.parent for path in _packages(targets, workload))]
     return {"PYTHONPATH": os.pathsep.join(str(place) for place in dict.fromkeys(places))}
 
 
-def root_spec(targets: Sequence[Target]) -> vm.RootSpec:
-    """What a guest needs to run these targets: our two packages, their clients' modules, their servers' programs."""
+def root_spec(targets: Sequence[Target], workload: str = "append") -> vm.RootSpec:
+    """What a guest needs to run these targets: our two packages, their clients' modules, their servers' programs, and
+    the module of a backend or a workload that is somebody's own.
+    """
     trees = [room / name for room, name in zip(rooms(), ("durabench", "durabench_backends"), strict=True)]
     binaries: list[Path] = []
-    modules: set[str] = set()
     for target in targets:
         found, setting = target.load()
-        modules |= set(client_modules(target))
         if setting is None:
             continue
         for command in found(setting, Path("/nonexistent"), lambda _name: 0).commands():
@@ -316,8 +318,16 @@ def root_spec(targets: Sequence[Target]) -> vm.RootSpec:
                 program = Path(command.argv[0])
                 binaries.append(program)
                 trees += _around(program)
-    trees += _packages_of(sorted(modules))
+    trees += _packages(targets, workload)
     return vm.RootSpec(tuple(vm.Tree(path) for path in dict.fromkeys(trees)), tuple(dict.fromkeys(binaries)))
+
+
+def _packages(targets: Sequence[Target], workload: str) -> list[Path]:
+    """Folders and files of the modules that a driver imports from outside our rooms."""
+    modules = {module for target in targets for module in client_modules(target)}
+    named = (*(target.backend for target in targets), workload)
+    own = {name.partition(":")[0] for name in named if ":" in name}
+    return _packages_of(tuple(sorted(modules | own)), frozenset(own))
 
 
 def client_modules(target: Target) -> Sequence[str]:
@@ -333,20 +343,29 @@ def _around(program: Path) -> list[Path]:
     return [above] if own else []
 
 
-def _packages_of(modules: Sequence[str]) -> list[Path]:
-    """The top-level packages and modules that importing these brings in from where packages are installed."""
+@cache
+def _packages_of(modules: tuple[str, ...], own: frozenset[str]) -> list[Path]:
+    """The top-level packages and modules that importing these brings in: from where packages are installed, and, of
+    somebody's ``own`` modules, from where they lie.
+    """
     if not modules:
         return []
     code = (
         "import importlib,json,sys\n"
         "for name in sys.argv[1:]: importlib.import_module(name)\n"
-        "print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m,'__file__',None)]))"
+        "print(json.dumps({n: m.__file__ for n, m in list(sys.modules.items()) if getattr(m,'__file__',None)}))"
     )
-    found: list[Path] = []
-    for file in json.loads(process.output([sys.executable, "-c", code, *modules], deadline_s=IMPORTS_S)):
+    files = json.loads(process.output([sys.executable, "-c", code, *modules], deadline_s=IMPORTS_S))
+    found: set[Path] = set()
+    for file in files.values():
         parts = Path(file).parts
-        for at, part in enumerate(parts):
-            if part in ("site-packages", "dist-packages"):
-                found.append(Path(*parts[: at + 2]))
-                break
-    return sorted(set(found))
+        found |= {Path(*parts[: at + 2]) for at, part in enumerate(parts) if part in ("site-packages", "dist-packages")}
+    beside = {_top(name.partition(".")[0], files).parent for name in own}
+    tops = {_top(name, files) for name in files if "." not in name}
+    return sorted(found | {path for path in tops if path.parent in beside})
+
+
+def _top(name: str, files: Mapping[str, str]) -> Path:
+    """The folder of a package, or the file of a module."""
+    path = Path(files[name])
+    return path.parent if path.name == "__init__.py" else path

@@ -28,7 +28,6 @@ from durabench.guest import (
     driver_env,
     is_heavy,
     parse_filesystem,
-    root_spec,
 )
 from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
 from durabench.service import ANSWER_S, Service, Target, not_in_force, promise_from
@@ -253,7 +252,7 @@ def _write(
     services = _services(plan, machine, folders)
     for service in {id(service): service for service in services.values()}.values():
         service.start()
-    env = driver_env(root_spec(list(plan.targets.values())))
+    env = driver_env(list(plan.targets.values()), plan.workload)
     puts = plan.puts or 1
     for number in range(plan.writers):
         writer = machine.place.start(DRIVER, env, on_line=writing.hear)
@@ -530,11 +529,9 @@ def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapp
         name: Service(machine, target, Path(recorded.base.folders[name])) for name, target in plan.targets.items()
     }
     if all(service.embedded for service in services.values()):
-        spec = root_spec(list(plan.targets.values()))
+        env = driver_env(list(plan.targets.values()), plan.workload)
         request = _read_order(plan, services, keys)
-        return vm.Job(
-            (*DRIVER, "--lasting"), env=driver_env(spec), deadline_s=UP_S + ANSWER_S, lasting=True, request=request
-        )
+        return vm.Job((*DRIVER, "--lasting"), env=env, deadline_s=UP_S + ANSWER_S, lasting=True, request=request)
 
     def serve(place: vm.Place) -> list[Event]:
         return _serve(_placed(place, plan, recorded.base, laboratory), plan, recorded.base.folders, laboratory, keys)
@@ -592,7 +589,7 @@ class _Elsewhere:
 
 def _ask_inside(order: Mapping[str, Any], plan: TrialPlan, placed: Placed) -> list[Event]:
     """A reader in the place itself, where the files of an embedded store are."""
-    reader = placed.place.start(DRIVER, driver_env(root_spec(list(plan.targets.values()))))
+    reader = placed.place.start(DRIVER, driver_env(list(plan.targets.values()), plan.workload))
     events: list[Event] = []
     end = time.monotonic() + UP_S + ANSWER_S
     try:

@@ -337,7 +337,7 @@ def _replay_recorded(
         laboratory = Laboratory(ground, say)
         try:
             if late or plan.lane != "loop":
-                laboratory.prepare(plan.targets.values(), [plan.filesystem])
+                laboratory.prepare(plan.targets.values(), [plan.filesystem], plan.workload)
             if late:
                 outcome = recorded.kill_on_slow_drive(plan, laboratory)
             else:
