@@ -22,6 +22,7 @@ from durabench.guest import Laboratory, NoMachine
 from durabench.host import machine8
 from durabench.judgement import Held
 from durabench.process import HarnessError
+from durabench.row import loses
 from durabench.service import Service
 from durabench.trial import Outcome, Site, TrialPlan, namespaces, run_trial
 from durabench_backends.contract import Domain, Fact, Promise
@@ -155,7 +156,7 @@ def run_recording(
             made = recorded.record(plans[0], laboratory)
             try:
                 recorded.run_states(made, plans, laboratory, hear, stop.is_set)
-                if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
+                if any(row["verdict"] == "broken" or (loses(row) and row["destroyed"] != "flushed") for row in found):
                     of = " ".join([*(target.label for target in plans[0].targets.values()), str(plans[0].filesystem)])
                     shelf.keep(made, of, broken=any(row["verdict"] == "broken" for row in found))
             finally:

@@ -69,6 +69,7 @@ def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: s
         "payload_bytes": sum(a.op.size for a in history.acknowledged(namespace) if a.op.verb == "put"),
         "control": plan.control,
         **outcome.more,
+        **outcome.by_namespace.get(namespace, {}),
         "verdict": verdict.verdict,
         "why": verdict.why,
         "replay": f"durabench replay {folder} {plan.trial}",

@@ -47,10 +47,10 @@ class Power(BaseModel):
     controls: PowerControls
     budget_s: Annotated[float, Field(gt=0)] | None = None
     trials: Annotated[int, Field(ge=1)] | None = None
-    recordings: Annotated[int, Field(ge=1)] = 5
-    puts: Annotated[int, Field(ge=2)] = 40
-    states: Annotated[int, Field(ge=1)] = 24
-    server_states: Annotated[int, Field(ge=1)] = 6
+    recordings: Annotated[int, Field(ge=1)] = 8
+    puts: Annotated[int, Field(ge=2)] = 12
+    states: Annotated[int, Field(ge=1)] = 8
+    server_states: Annotated[int, Field(ge=1)] = 4
     recordings_mib: Annotated[float, Field(ge=0)] = 256
 
     @model_validator(mode="after")

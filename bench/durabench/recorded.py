@@ -12,7 +12,8 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from durabench.history import Event
     from durabench.machine import Machine
     from durabench.process import Process
+    from durabench.row import Row
 
 WRITE_S = 180.0
 """Longest a recording writes under emulation; a paced one gets its pace on top."""
@@ -285,50 +287,88 @@ def _write(
 # --- crash states
 
 
-def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPlan, vm.CrashState]]:
-    """One legal state for every plan, drawn by the recording's seed, in the order that builds fastest.
+@dataclass(frozen=True)
+class Chosen:
+    """A crash state that is looked at, and what its rows say of the draw (fields of the same names)."""
+
+    state: vm.CrashState
+    content: str
+    contents_of: int | None
+    contents_bits: int | None
+
+    def as_row(self) -> Row:
+        """Its part of a row."""
+        return {"content": self.content, "contents_of": self.contents_of, "contents_bits": self.contents_bits}
+
+
+def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPlan, Chosen]]:
+    """One legal state for every plan, drawn by the recording's seed, in the order that builds fastest; none twice in a
+    gap before all that the gaps have were drawn.
 
     Nothing is drawn before every namespace has an acknowledgement. With ``settle_s`` every state is of the moment the
     power went.
     """
     recording = recorded.recording
     first, last = _first(recorded, plans[0].window_s), len(recording)
-    found: list[tuple[TrialPlan, vm.CrashState]] = []
+    contents = vm.Contents(recording, recorded.base.image)
+    found: list[tuple[TrialPlan, Chosen]] = []
     by_fault: dict[str, list[TrialPlan]] = {}
     for plan in plans:
         by_fault.setdefault(plan.fault, []).append(plan)
     for name, members in by_fault.items():
         destroys = faults.load(name).destroys
-        drawn = vm.sample_states(
+        draw = vm.draw_states(
             recording,
             len(members),
             Random(f"{plans[0].payload_seed}/{name}").getrandbits(32),
+            strata=_strata(recorded, last if members[0].settle_s else first, last),
+            contents=contents,
             unit_bytes=recorded.unit_bytes,
             lie_from=first if destroys is Domain.FLUSHED else None,
-            first=last if members[0].settle_s else first,
-            last=last,
-            modes=(vm.Mode.ALL,)
-            if destroys is Domain.MACHINE
-            else (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET, vm.Mode.TORN),
+            modes=(vm.Mode.ALL,) if destroys is Domain.MACHINE else vm.CLASSES,
         )
-        found += zip(members, _exhausted(recording, drawn), strict=True)
-    return sorted(found, key=lambda pair: pair[1].position)
+        bits = draw.bits if draw.of is None else None
+        chosen = [Chosen(one.state, f"{one.content:016x}", draw.of, bits) for one in draw.states]
+        found += zip(members, islice(cycle(chosen), len(members)), strict=True)
+    return sorted(found, key=lambda pair: pair[1].state.position)
 
 
-def _exhausted(recording: vm.Recording, drawn: Sequence[vm.CrashState]) -> list[vm.CrashState]:
-    """The drawn states; where few writes are unflushed at a position, those there take every subset in turn.
+def _changes(recorded: Recorded) -> list[tuple[int, str]]:
+    """Where in the log a put or a delete was acknowledged, and in which namespace. A get changes nothing."""
+    armed = {(e["w"], e["i"]): e for e in recorded.events if e["e"] == "armed"}
+    marks = [(index, tuple(entry.mark)) for index, entry in enumerate(recorded.recording.entries) if entry.mark]
+    return [(index, armed[mark]["ns"]) for index, mark in marks if armed[mark]["verb"] != "get"]
 
-    Torn states stay as drawn, and so do those of a reset, which keeps everything.
+
+def _strata(recorded: Recorded, first: int, last: int) -> list[list[vm.Gap]]:
+    """The stretches between two acknowledged changes, by the namespace of the one that begins them: drawn in turn, so
+    that few states are of every namespace.
     """
-    found: list[vm.CrashState] = []
-    taken: dict[int, int] = {}
-    for state in drawn:
-        every = None
-        if state.mode in (vm.Mode.DROP, vm.Mode.PREFIX, vm.Mode.SUBSET):
-            every = vm.enumerate_states(recording, state.position, unit_bytes=state.unit_bytes, lie_from=state.lie_from)
-        number = taken.get(state.position, 0)
-        taken[state.position] = number + 1
-        found.append(every[number % len(every)] if every else state)
+    changes = _changes(recorded)
+    before = [change for change in changes if change[0] < first]
+    begun = [*before[-1:], *(change for change in changes if first <= change[0] < last)]
+    ends = [*(index for index, _ in begun[1:]), last]
+    strata: dict[str, list[vm.Gap]] = {}
+    for number, ((index, namespace), end) in enumerate(zip(begun, ends, strict=True), max(len(before), 1)):
+        strata.setdefault(namespace, []).append(vm.Gap(number, max(index + 1, first), end))
+    return list(strata.values())
+
+
+def told(recorded: Recorded, position: int, lie_from: int | None = None) -> dict[str, Row]:
+    """By namespace the gap that a position lies in, and whether it tells: the fields ``gap`` and ``telling``.
+
+    A gap of a namespace is the stretch from one of its acknowledged puts or deletes to its next. A position in it tells
+    if no flush that the disk received after that acknowledgement has been answered: what is durable there is so by
+    flushes that came before the acknowledgement, the store's own, and had it not made them, the acknowledged change
+    could be gone. A later flush (of the next put, of the other namespace, of the file system) may cover what the store
+    forgot; from then on a survival proves nothing of the store.
+    """
+    durable = recorded.recording.durable(position, lie_from)
+    found: dict[str, Row] = {}
+    for index, namespace in _changes(recorded):
+        gap = found.setdefault(namespace, {"gap": 0, "telling": False})
+        if index < position:
+            gap.update(gap=gap["gap"] + 1, telling=index >= durable)
     return found
 
 
@@ -336,13 +376,12 @@ def _first(recorded: Recorded, window_s: float) -> int:
     """The first position at which every namespace that is written to has an acknowledgement older than the window that
     may be lost, so that a loss can tell. HarnessError where nothing was acknowledged.
     """
-    namespace_of = {(e["w"], e["i"]): e["ns"] for e in recorded.events if e["e"] == "armed"}
-    missing = {namespace_of[e["w"], e["i"]] for e in recorded.events if e["e"] == "ok"}
-    for position, entry in enumerate(recorded.recording.entries):
-        if entry.mark is not None:
-            missing.discard(namespace_of[tuple(entry.mark)])
-            if not missing:
-                return _after(recorded, position + 1, entry.time_ns + window_s * 1e9)
+    changes = _changes(recorded)
+    missing = {namespace for _, namespace in changes}
+    for index, namespace in changes:
+        missing.discard(namespace)
+        if not missing:
+            return _after(recorded, index + 1, recorded.recording.entries[index].time_ns + window_s * 1e9)
     message = "nothing was acknowledged in the recording"
     raise HarnessError(message)
 
@@ -396,12 +435,13 @@ def run_states(
     with vm.CrashBuilder(recorded.base.image, recorded.recording, stem.with_suffix(".durable")) as builder:
         try:
             _prove(recorded, plans[0], image, lane, laboratory)
-            for plan, state in chosen:
+            for plan, each in chosen:
                 if stop():
                     return
                 began = time.monotonic()
-                builder.build(state, image)
-                tell(_look(recorded, plan, state, image, lane, laboratory, began))
+                builder.build(each.state, image)
+                outcome = _look(recorded, plan, each.state, image, lane, laboratory, began)
+                tell(replace(outcome, more={**outcome.more, **each.as_row()}))
         finally:
             image.unlink(missing_ok=True)
 
@@ -468,10 +508,10 @@ def _look(
         more={
             "recording": recorded.name,
             "position": state.position,
-            "gap": recorded.recording.gap(state.position),
             "state": f"{state.mode}/{state.seed}/{state.unit_bytes}"
             + (f"/lie:{state.lie_from}" if state.lie_from else ""),
         },
+        by_namespace=told(recorded, state.position, state.lie_from),
     )
 
 

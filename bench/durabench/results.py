@@ -79,7 +79,7 @@ SCHEMA_VERSION = 2
 1  2026-12  first
 2  2026-12  run.json: ``plan`` names what many trials share once, in ``plan_shared``; ``methodology``
 """
-METHODOLOGY = 1
+METHODOLOGY = 2
 """How trials are made and judged, where that changes what a result means; results before and after an entry are not
 compared. Log (also in results/README.md):
 

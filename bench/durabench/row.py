@@ -57,8 +57,14 @@ ROW: Mapping[str, Field] = {
     "settle_s": Field("number", "s", "wait between the last acknowledgement and the strike"),
     "recording": Field("string", "", "which recording of the power disk the crash state is from"),
     "position": Field("integer", "", "at which entry of the recording the power was cut"),
-    "gap": Field("integer", "", "between which two acknowledgements of the recording that is; the unit of a bound"),
-    "state": Field("string", "", "which of the unflushed writes were kept: mode, seed, unit, and where lies begin"),
+    "gap": Field("integer", "", "how many changes of its namespace had been acknowledged there; the unit of a bound"),
+    "telling": Field("boolean", "", "no flush that came after the last of them was answered: a loss of it would show"),
+    "state": Field("string", "", "which of the unflushed writes were kept: class, seed, unit, and where lies begin"),
+    "content": Field(
+        "string", "", "16 hex digits that stand for the disk's content, the same in a run for the same one"
+    ),
+    "contents_of": Field("integer", "", "how many contents were legal where the recording was looked at, if counted"),
+    "contents_bits": Field("integer", "", "if not: at least 2 to this power"),
     "acked": Field("integer", "puts", "puts and deletes that were acknowledged before the strike"),
     "in_doubt": Field("integer", "puts", "attempted, never acknowledged"),
     "lost": Field("integer", "keys", "acknowledged, then absent; in `versioned` settings versions of keys"),
@@ -152,6 +158,11 @@ _PYTHON: Mapping[Type, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
 }
+
+
+def loses(row: Mapping[str, Any]) -> bool:
+    """Whether something acknowledged is gone in this trial: lost, stale, torn or corrupt, or a delete undone."""
+    return any((row.get(name) or 0) > 0 for name in ("lost", "stale", "damaged_acked", "resurrected"))
 
 
 def checked(row: Mapping[str, Any], fields: Mapping[str, Field]) -> Row:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VISIT_TRIALS = 20
 """Trials on one fresh directory; also the size of a round where a number of trials was asked for."""
 ROUNDS_MAX = 368
-RECORDINGS_MAX = 12
+RECORDINGS_MAX = 36
 """Most recordings of a cell that a budget is planned for."""
 NOT_HERE = "this host is not reset: leave --lane out, or give guest, swap or loop"
 HERE_ONLY = "processes are killed on this host only: leave --lane out"

@@ -112,6 +112,8 @@ class Outcome:
     duration_s: float = 0.0
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its rows: where in which recording it is."""
+    by_namespace: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same, of the rows of one namespace: in which of its gaps."""
 
 
 @dataclass

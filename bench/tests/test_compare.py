@@ -89,13 +89,45 @@ def test_loss_rates_are_tested_exactly_and_adjusted_for_how_many_tests_there_are
     assert changes(compare([b], [a]))["one", "kill-client"] == "less lost"
 
 
-def test_gaps_are_not_tested_against_trials(recorded):
+def test_recordings_are_not_tested_against_trials(recorded):
     a = recorded("a", {("one", "cut-power"): (6, 0)}, recording="r", gap=1)
     b = recorded("b", {("one", "cut-power"): (6, 0)})
     (cell,) = compare([a], [b])["cells"]
     assert (cell["p"], cell["tests_unit"]) == (None, None)
-    (cell,) = compare([a], [a])["cells"]
-    assert (cell["p"], cell["tests_unit"]) == (1.0, "gaps")
+    assert cell["tests_why"] == "recordings are not tested against trials"
+
+
+def states(path, losing, of=4, gaps=6):
+    """A run of ``of`` recordings, of which the first ``losing`` lose in every gap: they share their fate."""
+    folder = Folder.create_at(path)
+    folder.begin({"machine": {"id": HOST}, "cells": [_key("one", "cut-power", HOST)], "seed": 1})
+    for number in range(of * gaps):
+        recording, gap = divmod(number, gaps)
+        lost = int(recording < losing)
+        row = {**_key("one", "cut-power", HOST), "trial": number, "seed": number, "destroyed": "drive"}
+        row |= {"acked": 20, "lost": lost, "unavailable": False, "verdict": "no-promise", "writers": 1}
+        folder.append([{**row, "recording": f"r{recording}", "gap": gap, "telling": True}])
+    folder.finish(0)
+    return Folder.open(folder.path)
+
+
+def test_recorded_faults_are_tested_by_recording_and_not_by_gap(tmp_path):
+    a, b = states(tmp_path / "a", 0), states(tmp_path / "b", 2)
+    (cell,) = compare([a], [b])["cells"]
+    assert (cell["tests_unit"], cell["change"]) == ("recordings", "same")
+    assert cell["p"] == pytest.approx(30 / 70, rel=1e-5), "two of four recordings lost, none of four: that is chance"
+    assert boschloo(12, 24, 0, 24) < 1e-4, "what gaps that share their fate would have claimed"
+    (cell,) = compare([a], [states(tmp_path / "c", 4)])["cells"]
+    assert (cell["p"], cell["change"]) == (pytest.approx(2 / 70, rel=1e-5), "more lost")
+
+
+def test_too_few_recordings_are_not_tested_and_the_reason_is_told(tmp_path):
+    a, b = states(tmp_path / "a", 0, of=3), states(tmp_path / "b", 3, of=3)
+    made = compare([a], [b])
+    (cell,) = made["cells"]
+    assert (cell["p"], cell["tests_unit"], made["tests"]) == (None, None, 0)
+    assert cell["tests_why"] == "3 and 3 recordings are too few: whatever they lost could be chance"
+    assert "not tested in 1 cells: 3 and 3 recordings are too few" in comparison.summary(made)
 
 
 # --- what is not alike
@@ -120,7 +152,7 @@ def test_unlike_machines_are_refused_cell_by_cell(recorded):
         ({"lane": "guest"}, "another lane: here against guest"),
         ({"settle_s": 7.0}, "made with other options: settle_s"),
         ({"writers": 4}, "made with other options: writers"),
-        ({"run": {"methodology": 99}}, "another methodology: 1 against 99"),
+        ({"run": {"methodology": 99}}, "another methodology: 2 against 99"),
     ],
 )
 def test_trials_that_were_made_otherwise_are_refused(recorded, more, why):

@@ -17,11 +17,13 @@ from durabench.statistics import (
     difference_by_trial,
     holm,
     loss_rate,
+    permutation,
     quantile,
     quantile_by_trial,
     quantile_interval,
     ratio_by_trial,
     samples_for_quantile,
+    smallest_permutation_p,
     trials_for_bound,
 )
 
@@ -129,6 +131,30 @@ def test_the_comparison_of_two_loss_rates_is_exact():
     ]
     assert boschloo(6, 20, 0, 30) == pytest.approx(2 * max(chance), rel=1e-3)
     assert boschloo(6, 20, 0, 30) == pytest.approx(0.00277, rel=0.01)
+
+
+def test_a_permutation_is_what_scipy_says():
+    from scipy.stats import permutation_test
+
+    rng = np.random.default_rng(3)
+    for n, m in ((3, 4), (5, 5), (6, 4)):
+        ours, theirs = rng.integers(0, 5, n) / 4, rng.integers(0, 3, m) / 4
+        mean = permutation_test((ours, theirs), lambda a, b, axis: abs(a.mean(axis) - b.mean(axis)),
+                                vectorized=True, alternative="greater", n_resamples=np.inf)  # fmt: skip
+        assert permutation(ours.tolist(), theirs.tolist(), seed=0) == pytest.approx(mean.pvalue, abs=1e-9)
+
+
+def test_many_recordings_are_dealt_out_again_by_the_seed():
+    ours, theirs = [1.0] * 20 + [0.0] * 20, [0.0] * 40
+    assert permutation(ours, theirs, seed=1) == permutation(ours, theirs, seed=1) < 0.001
+    assert permutation(theirs, theirs, seed=1) == 1.0
+    assert permutation([], theirs, seed=1) == 1.0
+
+
+@pytest.mark.parametrize("size, other", [(1, 1), (2, 2), (3, 3), (4, 4), (3, 5), (2, 9)])
+def test_what_a_permutation_can_say_at_most_is_known_beforehand(size, other):
+    assert permutation([1.0] * size, [0.0] * other, seed=0) == pytest.approx(smallest_permutation_p(size, other))
+    assert smallest_permutation_p(0, other) == 1.0
 
 
 def test_the_comparison_does_not_depend_on_the_order_and_equal_rates_do_not_differ():

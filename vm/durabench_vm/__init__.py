@@ -60,14 +60,15 @@ from durabench_vm.check import (
     WillNotStart,
     check_states,
 )
+from durabench_vm.contents import Contents
 from durabench_vm.crash import (
     CrashBuilder,
     CrashState,
     Mode,
     build,
     enumerate_states,
-    sample_states,
 )
+from durabench_vm.drawing import CLASSES, Draw, Drawn, draw_states, sample_states
 from durabench_vm.filesystem import Filesystem, base_image, make_image
 from durabench_vm.guest import Guest, Template, prepare
 from durabench_vm.image import copy_sparse
@@ -78,13 +79,17 @@ from durabench_vm.rootimage import RootSpec, Tree
 from durabench_vm.rundir import NoRoom, RunFolder, sweep
 
 __all__ = [
+    "CLASSES",
     "AgentError",
     "Assets",
     "Channel",
     "Checked",
     "Completed",
+    "Contents",
     "CrashBuilder",
     "CrashState",
+    "Draw",
+    "Drawn",
     "Entry",
     "Filesystem",
     "Finding",
@@ -120,6 +125,7 @@ __all__ = [
     "check_states",
     "copy_sparse",
     "doctor",
+    "draw_states",
     "enumerate_states",
     "find_or_fetch",
     "make_image",

@@ -4,7 +4,12 @@ At a position of the log, the writes covered by an answered flush (and FUA write
 others may be there or not, in whole or, in units the drive promises to write whole, in part; order of destaging is the
 drive's own. What remains of two writes to one place is the later one kept, since a cache never writes the older last.
 
-A state is named by a few numbers and rebuilt bit by bit from them, so that a finding can be looked at again.
+The log has a write where it was answered, so the entry after a position had been received there and was in flight. Of
+a plain write that is nothing new (one position later it is an unflushed one); a FUA write, which is on the medium once
+it is answered, may be absent or in part only while it is in flight.
+
+A state is named by a few numbers and rebuilt bit by bit from them, so that a finding can be looked at again. Which
+states are looked at is drawn in `drawing`.
 """
 
 from __future__ import annotations
@@ -27,18 +32,30 @@ if TYPE_CHECKING:
     from durabench_vm.recording import Entry, Recording
 
 SECTOR_BYTES = 512
-EXHAUSTIVE_BITS = 8  # up to 2^8 subsets of the unflushed writes are tried one by one
+EXHAUSTIVE_BITS = 8  # up to 2^8 subsets of the unflushed writes are listed one by one
 
 
 class Mode(StrEnum):
-    """Which of the unflushed writes are still there. `seed` picks where there is a choice."""
+    """Which of the unflushed writes are still there. `seed` picks where there is a choice.
+
+    The words stand in stored results: what one means for a seed never changes.
+    """
 
     ALL = "all"  # every completed write: what a machine reset leaves
     DROP = "drop"  # none
     PREFIX = "prefix"  # the first few, whole
+    SUFFIX = "suffix"  # the last few, whole, and none before
+    HOLE = "hole"  # all but some in the middle
+    TORN_HEAD = "torn-head"  # of one write only its head; the others all, or any of them
+    TORN_TAIL = "torn-tail"  # … only its tail
+    TORN_MIDDLE = "torn-middle"  # … all but its middle
+    IN_FLIGHT = (
+        "in-flight"  # a part of the FUA write that was received and not yet answered; of the others none, any, all
+    )
     SUBSET = "subset"  # any, whole
     TORN = "torn"  # any, each whole, absent or a part of its units
     MASK = "mask"  # exactly those whose bit is set in `seed`, the oldest being bit 0
+    CONTENT = "content"  # the content of number `seed`, counting through what every unit of the disk may hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +85,25 @@ def pieces(recording: Recording, state: CrashState) -> tuple[Piece, ...]:
     """
     _legal(recording, state)
     durable = recording.durable(state.position, state.lie_from)
-    unflushed = set(recording.unflushed(state.position, state.lie_from))
-    chosen = dict(_chosen(recording, sorted(unflushed), state))
+    unflushed = recording.unflushed(state.position, state.lie_from)
+    chosen = dict(_chosen(recording, unflushed, state))
+    forced = set(range(durable, state.position)).difference(unflushed)
     result: list[Piece] = []
-    for index in range(durable, state.position):
+    for index in range(durable, min(state.position + 1, len(recording))):
         entry = recording.entries[index]
-        if index in unflushed:
+        if index not in forced:
             result.extend(Piece(index, start, stop) for start, stop in chosen.get(index, ()))
         elif entry.changes:
             result.append(Piece(index, 0, entry.length))  # FUA: on the medium by itself
     return tuple(result)
+
+
+def in_flight(recording: Recording, position: int, lie_from: int | None = None) -> int | None:
+    """The FUA write that had been received at `position` and was not answered, if there is one. A lie has no FUA."""
+    if position >= len(recording) or (lie_from is not None and position >= lie_from):
+        return None
+    entry = recording.entries[position]
+    return position if entry.changes and entry.fua else None
 
 
 def _legal(recording: Recording, state: CrashState) -> None:
@@ -92,47 +118,141 @@ def _legal(recording: Recording, state: CrashState) -> None:
 def _chosen(
     recording: Recording, unflushed: Sequence[int], state: CrashState
 ) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
+    if state.mode is Mode.CONTENT:
+        yield from _numbered(recording, state)
+        return
     rng = Random(state.seed)
-    keep: Sequence[bool]
     if state.mode is Mode.TORN:
         for index in unflushed:
             yield index, _torn(recording.entries[index], state.unit_bytes, rng)
         return
-    if state.mode is Mode.ALL:
-        keep = [True] * len(unflushed)
-    elif state.mode is Mode.DROP:
-        keep = [False] * len(unflushed)
-    elif state.mode is Mode.PREFIX:
-        length = rng.randint(0, len(unflushed))
-        keep = [number < length for number in range(len(unflushed))]
-    elif state.mode is Mode.SUBSET:
-        keep = [rng.random() < 0.5 for _ in unflushed]
-    else:
-        keep = [bool(state.seed >> number & 1) for number in range(len(unflushed))]
-    for index, kept in zip(unflushed, keep, strict=True):
-        if kept:
+    torn: dict[int, Sequence[tuple[int, int]]] = {}
+    if state.mode in _TORN_UNITS:
+        torn = _torn_once(recording, unflushed, state, rng)
+    elif state.mode is Mode.IN_FLIGHT:
+        torn = _torn_in_flight(recording, state, rng)
+    for index, kept in zip(unflushed, _kept(len(unflushed), state, rng), strict=True):
+        if kept and index not in torn:
             yield index, ((0, recording.entries[index].length),)
+    yield from torn.items()
+
+
+def _kept(count: int, state: CrashState, rng: Random) -> Sequence[bool]:
+    """Of each unflushed write whether it is there, for the modes that keep writes whole."""
+    if state.mode is Mode.MASK:
+        return [bool(state.seed >> number & 1) for number in range(count)]
+    if state.mode is Mode.SUBSET or state.mode in _SHARES:
+        share = 0.5 if state.mode is Mode.SUBSET else rng.choice(_SHARES[state.mode])
+        return [rng.random() < share for _ in range(count)]
+    begin, end = 0, count  # of what is there, or, for a hole, of what is not
+    if state.mode is Mode.DROP:
+        end = 0
+    elif state.mode is Mode.PREFIX:
+        end = rng.randint(0, count)
+    elif state.mode is Mode.SUFFIX:
+        begin = rng.randint(1, max(1, count - 1))
+    elif state.mode is Mode.HOLE:
+        begin = rng.randint(1, max(1, count - 2))
+        end = rng.randint(begin + 1, max(begin + 1, count - 1))
+    return [(begin <= number < end) is not (state.mode is Mode.HOLE) for number in range(count)]
+
+
+_SHARES = {
+    Mode.TORN_HEAD: (1.0, 0.5),
+    Mode.TORN_TAIL: (1.0, 0.5),
+    Mode.TORN_MIDDLE: (1.0, 0.5),
+    Mode.IN_FLIGHT: (1.0, 0.5, 0.0),
+}
+"""How many of the other writes are kept: one of these shares is drawn."""
+_TORN_UNITS = {Mode.TORN_HEAD: 2, Mode.TORN_TAIL: 2, Mode.TORN_MIDDLE: 3}
+"""How many units a write must have to be torn so."""
+
+
+def _torn_once(
+    recording: Recording, unflushed: Sequence[int], state: CrashState, rng: Random
+) -> dict[int, Sequence[tuple[int, int]]]:
+    """One write of those that have enough units, and what is there of it; nothing where there is none."""
+    found = [(index, list(units(recording.entries[index], state.unit_bytes))) for index in unflushed]
+    found = [(index, every) for index, every in found if len(every) >= _TORN_UNITS[state.mode]]
+    if not found:
+        return {}
+    index, every = rng.choice(found)
+    if state.mode is Mode.TORN_MIDDLE:
+        begin = rng.randint(1, len(every) - 2)
+        return {index: every[:begin] + every[rng.randint(begin + 1, len(every) - 1) :]}
+    cut = rng.randint(1, len(every) - 1)
+    return {index: every[:cut] if state.mode is Mode.TORN_HEAD else every[cut:]}
+
+
+def _torn_in_flight(recording: Recording, state: CrashState, rng: Random) -> dict[int, Sequence[tuple[int, int]]]:
+    """What is there of the FUA write in flight: its head, its tail, or any of its units; whole where it has but one."""
+    index = in_flight(recording, state.position, state.lie_from)
+    if index is None:
+        return {}
+    every = list(units(recording.entries[index], state.unit_bytes))
+    cut = rng.randint(1, max(1, len(every) - 1))
+    return {index: rng.choice((every[:cut], every[-cut:], [unit for unit in every if rng.random() < 0.5]))}
+
+
+# --- all contents of a position, by number --------------------------------------------------------------------------
+
+Part = tuple[int, int, int, bool]
+"""What an entry may leave in one unit of the disk: its index, which of its bytes, whether that is all of the unit."""
+
+
+def choices(recording: Recording, position: int, unit_bytes: int, lie_from: int | None = None) -> list[list[Part]]:
+    """Of each unit of the disk that may hold one thing or another at `position`, by place: what may be written over
+    the durable content, oldest first.
+    """
+    parts: dict[int, list[Part]] = {}
+    flight = in_flight(recording, position, lie_from)
+    for index in (*recording.unflushed(position, lie_from), *(() if flight is None else (flight,))):
+        entry = recording.entries[index]
+        for start, stop in units(entry, unit_bytes):
+            place = (entry.offset + start) // unit_bytes
+            parts.setdefault(place, []).append((index, start, stop, stop - start == unit_bytes))
+    return [parts[place] for place in sorted(parts)]
+
+
+def ways(parts: Sequence[Part]) -> int:
+    """In how many ways a unit can be left: the last whole write that is there decides; parts of it add up."""
+    return len(parts) + 1 if all(whole for *_, whole in parts) else 1 << len(parts)
+
+
+def _numbered(recording: Recording, state: CrashState) -> Iterator[tuple[int, Sequence[tuple[int, int]]]]:
+    number = state.seed
+    found: dict[int, list[tuple[int, int]]] = {}
+    for parts in choices(recording, state.position, state.unit_bytes, state.lie_from):
+        number, way = divmod(number, ways(parts))
+        mask = way if ways(parts) > len(parts) + 1 else 1 << way >> 1
+        for bit, (index, start, stop, _) in enumerate(parts):
+            if mask >> bit & 1:
+                found.setdefault(index, []).append((start, stop))
+    return iter(found.items())
 
 
 def _torn(entry: Entry, unit_bytes: int, rng: Random) -> list[tuple[int, int]]:
-    units = list(_units(entry, unit_bytes))
+    every = list(units(entry, unit_bytes))
     shape = rng.choice(("absent", "whole", "first", "last", "any"))
-    cut = rng.randint(0, len(units))
+    cut = rng.randint(0, len(every))
     if shape == "absent":
         kept = []
     elif shape == "whole":
-        kept = units
+        kept = every
     elif shape == "first":
-        kept = units[:cut]
+        kept = every[:cut]
     elif shape == "last":
-        kept = units[cut:]
+        kept = every[cut:]
     else:
-        kept = [unit for unit in units if rng.random() < 0.5]
+        kept = [unit for unit in every if rng.random() < 0.5]
     return kept
 
 
-def _units(entry: Entry, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    # Units are places of the disk, not of the write: a write that begins in the middle of one tears at its end.
+def units(entry: Entry, unit_bytes: int) -> Iterator[tuple[int, int]]:
+    """The parts of an entry that a drive writes whole: from where to where in it.
+
+    Units are places of the disk, not of the write: a write that begins in the middle of one tears at its end.
+    """
     start = 0
     while start < entry.length:
         stop = min(entry.length, start + unit_bytes - (entry.offset + start) % unit_bytes)
@@ -154,35 +274,6 @@ def enumerate_states(
         return None
     unit = recording.unit_bytes if unit_bytes is None else unit_bytes
     return tuple(CrashState(position, Mode.MASK, mask, unit, lie_from) for mask in range(1 << count))
-
-
-def sample_states(
-    recording: Recording,
-    count: int,
-    seed: int,
-    *,
-    unit_bytes: int | None = None,
-    lie_from: int | None = None,
-    first: int = 0,
-    last: int | None = None,
-    modes: Sequence[Mode] = (Mode.DROP, Mode.PREFIX, Mode.SUBSET, Mode.TORN, Mode.ALL),
-) -> tuple[CrashState, ...]:
-    """Draw `count` states between positions `first` and `last`, sorted by position (the order that builds fastest).
-
-    Gaps are drawn evenly (shuffled rounds over all of them), since bounds count gaps; then a position in the gap, then
-    a mode. Where nothing is unflushed all modes are one content, and the state is drawn as `drop`.
-    """
-    rng = Random(seed)
-    unit = recording.unit_bytes if unit_bytes is None else unit_bytes
-    gaps = recording.gaps(first, last)
-    result: list[CrashState] = []
-    while len(result) < count:
-        for gap in rng.sample(gaps, min(len(gaps), count - len(result))):
-            position = rng.randint(gap.first, gap.last)
-            mode = rng.choice(modes) if recording.unflushed(position, lie_from) else Mode.DROP
-            number = rng.getrandbits(32) if mode in {Mode.PREFIX, Mode.SUBSET, Mode.TORN, Mode.MASK} else 0
-            result.append(CrashState(position, mode, number, unit, lie_from))
-    return tuple(sorted(result, key=lambda state: (state.position, state.mode, state.seed)))
 
 
 class CrashBuilder:

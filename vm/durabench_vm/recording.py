@@ -190,11 +190,12 @@ class Recording:
 
     def unflushed(self, position: int, lie_from: int | None = None) -> tuple[int, ...]:
         """Indices of the entries the drive may still lose at `position`, in log order."""
-        return tuple(
-            i
-            for i in range(self.durable(position, lie_from), position)
-            if self.entries[i].changes and not (self.entries[i].fua and (lie_from is None or i < lie_from))
-        )
+        return tuple(i for i in range(self.durable(position, lie_from), position) if self.needs_flush(i, lie_from))
+
+    def needs_flush(self, index: int, lie_from: int | None = None) -> bool:
+        """Whether an entry is a write that only a flush makes durable: one that was not FUA, or whose FUA was a lie."""
+        entry = self.entries[index]
+        return entry.changes and not (entry.fua and (lie_from is None or index < lie_from))
 
     def close(self) -> None:
         """Let go of the file. Views handed out by `data` must not be used any more."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 READY_S = 60.0
 PREPARE_S = 300.0
 POLL_S = 0.1
+_OF_A_DRAW = {Mode.MASK, Mode.CONTENT, Mode.IN_FLIGHT}
+"""Modes that name a state by number or in the middle of a write: nothing to choose by hand."""
 TROUBLE = (MissingAsset, NoRoom, GuestLost, AgentError, QMPError, OSError, ValueError, KeyError)
 
 
@@ -418,7 +420,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--unit", type=int, default=512, choices=(512, 4096), help="what its drive writes whole")
     verb("reset", "Press the reset button: memory is lost, every completed write stays. Daemons are started again.")
     made = verb("cut", "Cut the power: memory is lost, and any part of the unflushed writes. vm/up starts it again.")
-    made.add_argument("--mode", default="drop", choices=[m.value for m in Mode if m is not Mode.MASK],
+    made.add_argument("--mode", default="drop", choices=[m.value for m in Mode if m not in _OF_A_DRAW],
                       help="which unflushed writes the drive kept")  # fmt: skip
     made.add_argument("--seed", type=int, default=0, help="which of them, where the mode leaves a choice")
     made.add_argument("--lie", action="store_true", help="the drive never did a flush that it acknowledged")

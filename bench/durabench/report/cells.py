@@ -2,7 +2,8 @@
 
 Pure: rows in, cells out. A cell is keyed by backend, setting, tier, namespace, workload, fault, lane and host. Counts
 are sums that skip nulls and are null only where every row is. The unit of a loss rate is the trial; on recorded faults
-it is the gap between two acknowledgements, losing if any of its crash states loses.
+it is the telling gap, losing if any of its crash states loses. Gaps of one recording may share their fate: beside the
+bound by gap stands the one by recording.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.checker import WORST_FIRST
 from durabench.fault import FAULTS
-from durabench.row import Field, Row
+from durabench.row import Field, Row, loses
 from durabench.statistics import loss_rate, quantile, quantile_by_trial
 from durabench_backends.contract import METADATA
 
@@ -29,6 +30,7 @@ NOT_JUDGED = ("not rated", "not run", NOT_POSSIBLE)
 KEY = ("backend", "setting", "tier", "namespace", "workload", "fault", "lane", "host")
 SLOW_PUT_MS = 1.0
 """From here on a signal arrives within a put: fewer than half of the strikes inside one is then a doubt."""
+UNTOLD = "no crash state could have shown a loss: all were of moments after a later flush"
 _RESAMPLES = 200
 _MS = 1e6
 
@@ -73,8 +75,16 @@ class Cell:
     trials_with_loss: int | None = None
     trials_counted: int = 0
     recordings: int | None = None
+    recordings_with_loss: int | None = None
+    recording_rate_low: float | None = None
+    recording_rate_high: float | None = None
     gaps: int | None = None
     gaps_with_loss: int | None = None
+    gaps_untold: int | None = None
+    contents: int | None = None
+    contents_of: int | None = None
+    contents_bits: int | None = None
+    loss_rate_unit: str | None = None
     loss_rate_low: float | None = None
     loss_rate_high: float | None = None
     loss_window_p50_s: float | None = None
@@ -143,10 +153,18 @@ CELL: Mapping[str, Field] = {
     "unavailable": Field("integer", "trials", "did not come up again by the deadline; apart from the loss rate"),
     "trials_with_loss": Field("integer", "trials", "something acknowledged was lost, stale or damaged"),
     "trials_counted": Field("integer", "trials", "of how many: judged, and come up again", required=True),
-    "recordings": Field("integer", "", "of the power disk, on recorded faults"),
-    "gaps": Field("integer", "gaps", "stretches between two acknowledgements, on recorded faults"),
+    "recordings": Field("integer", "recordings", "of the power disk with a telling gap, on recorded faults"),
+    "recordings_with_loss": Field("integer", "recordings", "of them with a losing crash state"),
+    "recording_rate_low": Field("number", "", "exact two-sided 95 % interval of the share of recordings that lose"),
+    "recording_rate_high": Field("number", "", "its upper end; holds where gaps of one recording share their fate"),
+    "gaps": Field("integer", "gaps", "telling stretches between two acknowledged changes, on recorded faults"),
     "gaps_with_loss": Field("integer", "gaps", "of them with a losing crash state"),
-    "loss_rate_low": Field("number", "", "exact two-sided 95 % interval, by trial or by gap"),
+    "gaps_untold": Field("integer", "gaps", "others that were looked at, in which no loss could have shown"),
+    "contents": Field("integer", "contents", "how many different disk contents were looked at, on recorded faults"),
+    "contents_of": Field("integer", "contents", "how many there are in those gaps; null where they were not counted"),
+    "contents_bits": Field("integer", "", "where not: at least 2 to this power in one of the gaps"),
+    "loss_rate_unit": Field("string", "", "of what the loss rate is a share: trial, or gap on recorded faults"),
+    "loss_rate_low": Field("number", "", "exact two-sided 95 % interval, as if trials or gaps were independent"),
     "loss_rate_high": Field("number", "", "its upper end"),
     "loss_window_p50_s": Field("number", "s", "median over the losing trials"),
     "loss_window_max_s": Field("number", "s", "the longest"),
@@ -170,9 +188,12 @@ _SUMS = (
     *("acked", "in_doubt", "lost", "torn", "corrupt", "damaged_acked", "stale", "phantom", "resurrected", "hole"),
     *("versions_lost", "dangling", "orphan", "unavailable", "size_bytes", "payload_bytes"),
 )
-_NEEDED = ("trial", "gap", "loss_window_s", "recovery_s", "samples_at", "samples_n")
+_NEEDED = (
+    *("trial", "gap", "telling", "contents_of", "contents_bits", "loss_window_s", "recovery_s"),
+    *("samples_at", "samples_n"),
+)
 _COUNTED = (*_SUMS, *_NEEDED)
-_SHARED = ("run", "verdict", "struck", "recording")
+_SHARED = ("run", "verdict", "struck", "recording", "content")
 _WORDS = ("destroyed", "why", "replay")
 
 
@@ -224,9 +245,9 @@ def _slim(row: Row, *, first: bool) -> Row:
     return slim | {name: row.get(name) for name in _WORDS} if first else slim
 
 
-def loses(row: Mapping[str, Any]) -> bool:
-    """Whether something acknowledged is gone in this trial: lost, stale, or torn or corrupt."""
-    return any((row.get(name) or 0) > 0 for name in ("lost", "stale", "damaged_acked"))
+def counts_for_rate(row: Mapping[str, Any]) -> bool:
+    """Whether a trial enters the loss rate: it was judged, and the backend came up again."""
+    return row["verdict"] != "unknown" and row.get("lost") is not None and not row.get("unavailable")
 
 
 def worst(verdicts: Iterable[str]) -> str:
@@ -257,7 +278,7 @@ def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: Floo
     decided = [row for row in rows if row["verdict"] == verdict]
     deciding = next((row for row in decided if row.get("replay")), decided[0])
     judged = [row for row in rows if row["verdict"] != "unknown"]
-    counted = [row for row in judged if row.get("lost") is not None and not row.get("unavailable")]
+    counted = [row for row in judged if counts_for_rate(row)]
     sums: dict[str, Any] = {name: _sum(row.get(name) for row in rows) for name in _SUMS}
     cell = Cell(
         *key,
@@ -276,7 +297,7 @@ def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: Floo
         why=deciding.get("why") or None,
         replay=deciding.get("replay") if verdict == "broken" else None,
     )
-    cell = _with_bound(cell, counted)
+    cell = _with_contents(_with_bound(cell, counted), judged)
     return _with_latency(cell, rows, latencies, floor_of) if _peaceful(cell) else cell
 
 
@@ -285,19 +306,68 @@ def _peaceful(cell: Cell) -> bool:
     return cell.destroyed == "nothing" and cell.lane == "here"
 
 
+Place = tuple[str | None, str]
+"""A recording: of which run, and its name in it."""
+
+
+def by_recording(rows: Iterable[Row]) -> dict[Place, tuple[set[int], set[int]]]:
+    """Of every recording that can tell: its telling gaps, and which of them lost.
+
+    A gap tells if one of its states does. A loss where none could have shown says that what came later did not make
+    durable what was acknowledged earlier, as is supposed: then all gaps tell. Rows of methodology 1 do not know.
+    """
+    members = [row for row in rows if row.get("recording") is not None and row.get("gap") is not None]
+    if not any(row.get("telling") is False and loses(row) for row in members):
+        members = [row for row in members if row.get("telling") is not False]
+    found: dict[Place, tuple[set[int], set[int]]] = {}
+    for row in members:
+        gaps, losing = found.setdefault((row.get("run"), row["recording"]), (set(), set()))
+        gaps.add(row["gap"])
+        if loses(row):
+            losing.add(row["gap"])
+    return found
+
+
 def _with_bound(cell: Cell, counted: Sequence[Row]) -> Cell:
     recorded = [row for row in counted if row.get("recording") is not None and row.get("gap") is not None]
     losing, of = cell.trials_with_loss or 0, len(counted)
     if recorded:
+        told = by_recording(recorded)
+        losing, of = (sum(len(each[at]) for each in told.values()) for at in (1, 0))
         every = {(row.get("run"), row["recording"], row["gap"]) for row in recorded}
-        bad = {(row.get("run"), row["recording"], row["gap"]) for row in recorded if loses(row)}
-        recordings = len({(run, recording) for run, recording, _ in every})
-        losing, of = len(bad), len(every)
-        cell = replace(cell, recordings=recordings, gaps=of, gaps_with_loss=losing)
+        cell = replace(cell, gaps=of, gaps_with_loss=losing, gaps_untold=len(every) - of)
+        cell = _by_recording(cell, told)
     if not of:
         return cell
     low, high = loss_rate(losing, of)
-    return replace(cell, loss_rate_low=round(low, 6), loss_rate_high=round(high, 6))
+    unit = "gap" if recorded else "trial"
+    return replace(cell, loss_rate_unit=unit, loss_rate_low=round(low, 6), loss_rate_high=round(high, 6))
+
+
+def _by_recording(cell: Cell, told: Mapping[Place, tuple[set[int], set[int]]]) -> Cell:
+    losing = sum(bool(lost) for _, lost in told.values())
+    cell = replace(cell, recordings=len(told), recordings_with_loss=losing)
+    if not told:
+        return cell
+    low, high = loss_rate(losing, len(told))
+    return replace(cell, recording_rate_low=round(low, 6), recording_rate_high=round(high, 6))
+
+
+def _with_contents(cell: Cell, judged: Sequence[Row]) -> Cell:
+    """How many different contents were seen, of how many: the sum over recordings, where each was counted."""
+    recorded = [row for row in judged if row.get("content") is not None]
+    if not recorded:
+        return cell
+    seen = len({(row.get("run"), row["content"]) for row in recorded})
+    of = {(row.get("run"), row["recording"]): row.get("contents_of") for row in recorded}
+    bits = max(_known(row.get("contents_bits") for row in recorded), default=None)
+    counted = [number for number in of.values() if number is not None]
+    return replace(
+        cell,
+        contents=seen,
+        contents_of=sum(counted) if len(counted) == len(of) else None,
+        contents_bits=bits if len(counted) < len(of) else None,
+    )
 
 
 def _with_latency(cell: Cell, rows: Sequence[Row], latencies: Latencies, floor_of: FloorOf) -> Cell:
@@ -318,7 +388,11 @@ def _with_latency(cell: Cell, rows: Sequence[Row], latencies: Latencies, floor_o
 
 
 def _with_doubt(cell: Cell, found: Sequence[Cell]) -> Cell:
-    """Where puts are slow enough to be struck inside and most were not, ``kept`` was not put to the test."""
+    """Where puts are slow enough to be struck inside and most were not, or no crash state could have shown a loss,
+    ``kept`` was not put to the test.
+    """
+    if cell.gaps == 0 and cell.verdict in ("kept", "within"):
+        return replace(cell, verdict="unknown", why=UNTOLD)
     if cell.fault != "kill-client" or cell.verdict not in ("kept", "within") or cell.struck_inside is None:
         return cell
     same = (cell.backend, cell.setting, cell.workload, cell.lane, cell.host)

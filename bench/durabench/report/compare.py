@@ -2,8 +2,9 @@
 
 Only like is compared with like: the same machine and disk, the same way of making a trial, the same methodology. What
 is not is refused, cell by cell, with the reason, and the exit status is then 3. Differences of loss rates are tested
-exactly (Boschloo), with p adjusted for the number of tests (Holm); differences of latency have an interval by drawing
-whole trials again, and are told only where they are larger than the floor moved.
+exactly (Boschloo), on recorded faults by dealing whole recordings out again, since gaps of one recording may share
+their fate, with p adjusted for the number of tests (Holm); differences of latency have an interval by drawing whole
+trials again, and are told only where they are larger than the floor moved.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import log
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from durabench.checker import WORST_FIRST
 from durabench.fault import FAULTS
 from durabench.report import crossings, gates
-from durabench.report.cells import CELL, NOT_POSSIBLE
+from durabench.report.cells import CELL, NOT_POSSIBLE, by_recording, counts_for_rate
 from durabench.report.document import BROKEN, COULD_NOT_TELL, HELD, document
 from durabench.results import SCHEMA_VERSION, distinct
 from durabench.row import Field
-from durabench.statistics import boschloo, difference_by_trial, holm
+from durabench.statistics import boschloo, difference_by_trial, holm, permutation, smallest_permutation_p
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +46,7 @@ CHANGES = (
 )
 """What became of a cell, in the order in which it is shown."""
 _MS = 1e6
+_TOLD = ("recording", "gap", "telling", "lost", "stale", "damaged_acked", "resurrected")
 _JUDGED = [verdict for verdict in WORST_FIRST if verdict != "unknown"]
 
 Place = tuple[str, ...]
@@ -51,8 +54,9 @@ Place = tuple[str, ...]
 COMPARISON: Mapping[str, Field] = {
     "change": Field("string", "", "what became of the cell: " + ", ".join(CHANGES), required=True),
     "why": Field("string", "", "why it is refused or untold; what decided the verdict that got worse"),
-    "tests_unit": Field("string", "", "what was counted: trials or gaps; null where no test was made"),
-    "p": Field("number", "", "Boschloo's exact test of the two loss rates, two-sided"),
+    "tests_unit": Field("string", "", "what was tested: trials or recordings; null where no test was made"),
+    "tests_why": Field("string", "", "why no test was made, although both have a loss rate"),
+    "p": Field("number", "", "of the two loss rates, two-sided: Boschloo's test of trials, permutation of recordings"),
     "p_holm": Field("number", "", "the same, adjusted for the number of tests by Holm"),
     "put_p50_change_ms": Field("number", "ms", "median put of B less that of A"),
     "put_p50_change_low_ms": Field("number", "ms", "its 95 % interval, by drawing whole trials again"),
@@ -74,6 +78,8 @@ class Pair:
     change: str = "same"
     why: str | None = None
     tests_unit: str | None = None
+    tests_why: str | None = None
+    more_lost: bool = False
     p: float | None = None
     p_holm: float | None = None
     put_p50_change_ms: float | None = None
@@ -122,6 +128,8 @@ class Side:
     folders: Sequence[Folder]
     conditions: Mapping[Place, set[tuple[Any, ...]]]
     latencies: Mapping[Place, list[Sequence[int]]]
+    recordings: Mapping[Place, list[float]]
+    """Of each recording that can tell, the share of its telling gaps that lost."""
     methodology: int
 
     @classmethod
@@ -129,6 +137,7 @@ class Side:
         """Both passes over the folders' rows."""
         conditions: dict[Place, set[tuple[Any, ...]]] = {}
         latencies: dict[Place, list[Sequence[int]]] = {}
+        recorded: dict[Place, list[Row]] = {}
         folders = distinct(folders)
         for folder in folders:
             for rows in folder.each_trial():
@@ -139,8 +148,12 @@ class Side:
                         taken = _latencies(folder, row)
                         if taken:
                             latencies.setdefault(place, []).append(taken)
+                        if row.get("recording") is not None and counts_for_rate(row):
+                            told = {name: row.get(name) for name in _TOLD}
+                            recorded.setdefault(place, []).append({**told, "run": str(folder.path)})
         made = document(folders, expected=expected)  # refuses to add up runs of two methodologies
-        return cls(made, folders, conditions, latencies, folders[0].methodology)
+        shares = {place: _shares(rows) for place, rows in recorded.items()}
+        return cls(made, folders, conditions, latencies, shares, folders[0].methodology)
 
     def floors(self, host: str, size_bytes: float) -> Sequence[float]:
         """Medians between which the floor moved, in ms, of the measured size that is nearest to ``size_bytes``."""
@@ -150,6 +163,10 @@ class Side:
             return ()
         nearest = min(mine, key=lambda size: abs(log(size["size_bytes"] / size_bytes)))
         return nearest["lowest_p50_ms"], nearest["highest_p50_ms"]
+
+
+def _shares(rows: Sequence[Row]) -> list[float]:
+    return [len(losing) / len(gaps) for gaps, losing in by_recording(rows).values()]
 
 
 def _place(row: Json) -> Place:
@@ -263,11 +280,25 @@ def _compared(a: Side, b: Side, old: Json, new: Json) -> Pair:
     if refused:
         return Pair(old, new, "refused", refused)
     pair = Pair(old, new, *_verdicts(old, new))
-    counts = _counts(old), _counts(new)
-    if all(counts) and counts[0][0] == counts[1][0]:  # type: ignore[index]
-        (unit, *one), (_, *other) = counts  # type: ignore[misc]
-        pair = replace(pair, tests_unit=unit, p=boschloo(*other, *one))
-    return _with_latency(pair, a, b, place)
+    return _with_latency(_with_test(pair, a, b, place), a, b, place)
+
+
+def _with_test(pair: Pair, a: Side, b: Side, place: Place) -> Pair:
+    """Whether the loss rates differ: by trial, or by recording where there are enough of them to say anything."""
+    old, new = (None if cell is None else _counts(cell) for cell in (pair.a, pair.b))
+    if old is None or new is None:
+        return pair
+    if old[0] != new[0]:
+        return replace(pair, tests_why=f"{old[0]} are not tested against {new[0]}")
+    if new[0] == "trials":
+        more = new[1] * old[2] > old[1] * new[2]
+        return replace(pair, tests_unit="trials", more_lost=more, p=boschloo(*new[1:], *old[1:]))
+    shares, others = b.recordings.get(place, []), a.recordings.get(place, [])
+    if smallest_permutation_p(len(shares), len(others)) >= SURE:
+        few = f"{len(others)} and {len(shares)} recordings are too few: whatever they lost could be chance"
+        return replace(pair, tests_why=few)
+    more = fmean(shares) > fmean(others)
+    return replace(pair, tests_unit="recordings", more_lost=more, p=permutation(shares, others, seed=0))
 
 
 def _refused(a: Side, b: Side, place: Place) -> str | None:
@@ -303,7 +334,7 @@ def _verdicts(old: Json, new: Json) -> tuple[str, str | None]:
 def _counts(cell: Json) -> tuple[str, int, int] | None:
     """What a loss rate is counted in, losing, of all; None where none was judged."""
     if cell["gaps"]:
-        return "gaps", cell["gaps_with_loss"], cell["gaps"]
+        return "recordings", cell["gaps_with_loss"], cell["gaps"]
     if cell["trials_counted"]:
         return "trials", cell["trials_with_loss"] or 0, cell["trials_counted"]
     return None
@@ -355,7 +386,7 @@ def _tested(pairs: Sequence[Pair]) -> list[Pair]:
         sure = adjusted.get(id(one))
         pair = one if sure is None else replace(one, p=_six(one.p or 0.0), p_holm=_six(sure))
         if sure is not None and sure < SURE and one.change == "same":
-            pair = replace(pair, change="more lost" if _rate(one.b) > _rate(one.a) else "less lost")
+            pair = replace(pair, change="more lost" if one.more_lost else "less lost")
         found.append(pair)
     faults = list(FAULTS)
     return sorted(
@@ -365,11 +396,6 @@ def _tested(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _fault_at(faults: Sequence[str], name: str) -> int:
     return faults.index(name) if name in faults else len(faults)
-
-
-def _rate(cell: Json | None) -> float:
-    counts = None if cell is None else _counts(cell)
-    return counts[1] / counts[2] if counts else 0.0
 
 
 def _six(value: float) -> float:

@@ -63,7 +63,10 @@ def summary(document: Json) -> str:
     counts = Counter(cell["change"] for cell in document["cells"])
     said = ", ".join(f"{counts[change]} {change}" for change in CHANGES if counts[change])
     tests = document["tests"]
-    return f"{len(document['cells'])} cells: {said or 'none'}; {tests} tests, so p is adjusted for {tests} (Holm)"
+    whys = Counter(cell["tests_why"] for cell in document["cells"] if cell["tests_why"])
+    untested = "".join(f"; not tested in {count} cells: {why}" for why, count in whys.items())
+    adjusted = f"{tests} tests, so p is adjusted for {tests} (Holm)"
+    return f"{len(document['cells'])} cells: {said or 'none'}; {adjusted}{untested}"
 
 
 def gate_lines(document: Json) -> list[str]:

@@ -8,9 +8,10 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 from durabench.fault import FAULTS
-from durabench.report.cells import cells, loses
+from durabench.report.cells import cells
 from durabench.report.pick import hosts_of, pick_of_hosts
 from durabench.results import SCHEMA_VERSION, Differs, Tally, distinct
+from durabench.row import loses
 from durabench.statistics import quantile
 from durabench_backends.contract import Domain
 

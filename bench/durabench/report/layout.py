@@ -131,23 +131,37 @@ def _figures(cell: Json) -> list[str]:
         return [_counted(cell["trials"], "trial")]
     parts = _losing(cell)
     if cell["recordings"] is not None:
-        parts.append(f"{cell['trials']:,} states, {cell['recordings']} rec.")
+        parts.append(_looked_at(cell))
+        parts += [f"{_counted(cell['gaps_untold'], 'gap')} cannot tell"] if cell["gaps_untold"] else []
     for name, word in (("unavailable", "down"), ("trials_unknown", "unknown")):
         parts += [f"{cell[name]} {word}"] if cell[name] else []
     return parts
 
 
+def _looked_at(cell: Json) -> str:
+    """``24 states``, ``24 states, 20 contents of 31``, ``24 states, 24 contents of > 2^40``."""
+    said = _counted(cell["trials"], "state")
+    if cell["contents"] is None:
+        return said
+    of = f"{cell['contents_of']:,}" if cell["contents_of"] is not None else f"≥ 2^{cell['contents_bits']}"
+    return f"{said}, {_counted(cell['contents'], 'content')} of {of}"
+
+
 def _losing(cell: Json) -> list[str]:
-    """Losing of all and the rate that this allows; where nothing is promised, how much was lost in place of a bound."""
-    losing, of, unit = cell["trials_with_loss"], cell["trials_counted"], ""
+    """Losing of all, with the unit, and the rate that this allows, on recorded faults by gap and by recording; where
+    nothing is promised, how much was lost in place of a bound.
+    """
+    counts = [(cell["trials_with_loss"], cell["trials_counted"], "")]
     if cell["gaps"] is not None:
-        losing, of, unit = cell["gaps_with_loss"], cell["gaps"], " gaps"
-    if not of:
+        counts = [(cell["gaps_with_loss"], cell["gaps"], " gaps")]
+        counts += [(cell["recordings_with_loss"], cell["recordings"], " rec.")]
+    if not counts[0][1]:
         return []
     if cell["verdict"] == "no-promise":
         lost = f"lost {cell['lost'] or 0:,}/{cell['acked'] or 0:,}"
-        return [f"{losing}/{of}{unit}", lost] if unit else [f"{losing}/{of} {lost}"]
-    return [f"{losing}/{of}{unit} {bound_text(losing, of)}"]
+        said = [f"{losing}/{of}{unit}" for losing, of, unit in counts]
+        return [*said, lost] if len(said) > 1 else [f"{said[0]} {lost}"]
+    return [f"{losing}/{of}{unit} {bound_text(losing, of)}" for losing, of, unit in counts]
 
 
 def number(value: float | None) -> str:
@@ -285,12 +299,15 @@ def goal_line(document: Json) -> str | None:
     worst = max(cell["loss_rate_high"] for cell in short)
     trials = trials_for_bound(GOAL)
     so_far = f"with so few trials, kept allows a loss rate of up to {100 * worst:.2g} %"
-    return f"{so_far}; {trials} trials a cell without a loss would bring that to 1 %: --trials {trials}"
+    unit = "trials" if all(cell["gaps"] is None for cell in short) else "trials (by power cuts: telling gaps)"
+    return f"{so_far}; {trials} {unit} a cell without a loss would bring that to 1 %: --trials {trials}"
 
 
 _CANNOT = f"{DASH} cannot happen"
 LEGEND = (
     f"✓ kept  ◐ within the promised window  ○ no-promise  ✕ broken  ? unknown  · not run, not rated  {_CANNOT}",
-    "k/n: trials (or gaps) with a loss, and the rate that this allows at 95 %; put and floor: medians in ms",
+    "k/n: trials with a loss, and the rate that this allows at 95 %; put and floor: medians in ms",
+    "k/n gaps, k/n rec.: the same by telling gap between acknowledged changes, as if independent, and by recording",
+    "contents: how many different contents of the disk were looked at, of how many there are",
     "B/B: bytes stored per payload byte",
 )

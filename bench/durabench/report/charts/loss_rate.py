@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 NAME, TITLE = "loss-rate", "How often something acknowledged is lost"
 MEASURED = (
-    "Loss rate by trial (after power cuts by gap between two acknowledgements), with exact two-sided 95 % intervals; "
-    "filled: seen to lose; open: never seen to lose, the line ends at what that allows. Upper line metadata, lower "
-    "line data."
+    "Loss rate by trial (after power cuts by telling gap between acknowledged changes), with exact two-sided 95 % "
+    "intervals; filled: seen to lose; open: never seen to lose, the line ends at what that allows. Upper line "
+    "metadata, lower line data."
 )
 _ROW, _COLUMN, _FIGURES = 0.36, 2.0, 1.25
 
 
 def chart(material: Material) -> style.Chart:
     """Settings down, a panel per fault."""
-    counted = [cell for cell in material.cells if cell["trials_counted"] and cell["fault"] != "none"]
+    counted = [cell for cell in material.cells if counts(cell)[1] and cell["fault"] != "none"]
     if not counted:
         return style.nothing(NAME, TITLE, "no trial under a fault was judged", MEASURED)
     faults = _faults(counted)

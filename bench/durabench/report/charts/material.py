@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from durabench.report.cells import loses
+from durabench.row import loses
 from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:

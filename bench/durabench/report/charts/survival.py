@@ -5,6 +5,7 @@ Blue held, orange lost, grey was not judged; the mark and the words say the same
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from durabench.report import layout
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 NAME, TITLE = "survival", "What survives which fault"
 MEASURED = (
-    "Each cell: verdict, then trials (after power cuts: gaps between two acknowledgements) with a loss of all, then "
+    "Each cell: verdict, then trials (after power cuts: telling gaps) with a loss of all, then "
     "the loss rate that this allows (exact, two-sided 95 %)."
 )
 _ROW, _HEAD, _PART, _COLUMN = 0.2, 0.5, 0.75, 2.05
 """Inches."""
+_LONG = re.compile(r" rec\.|^[\d,]+ states?\b|cannot tell$")
 
 
 def chart(material: Material) -> style.Chart:
@@ -109,8 +111,8 @@ def _cell(axes: Axes, left: float, top: float, parts: tuple[str, ...], ground: s
 
 
 def short(parts: tuple[str, ...]) -> str:
-    """A cell in one line, without what a crash state is counted by."""
-    shown = [part for part in parts if not part.endswith("rec.")]
+    """A cell in one line, without how many recordings, crash states and contents that is of."""
+    shown = [part for part in parts if not _LONG.search(part)]
     mark = shown[0].replace("✕ broken", "✕").replace("✓ kept", "✓").replace("◐ within", "◐")
     return " ".join([mark.replace("○ no-promise", "○"), *shown[1:]])
 

@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from durabench.report.cells import loses, worst
+from durabench.report.cells import worst
+from durabench.row import loses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,6 @@ from durabench.fault import FAULTS
 from durabench.output import replace_file
 from durabench.redact import redact_all
 from durabench.report import charts, layout
-from durabench.report.cells import loses
 from durabench.report.charts import survival
 from durabench.report.charts.survival import named
 from durabench.report.html import constraints, drawing
@@ -22,6 +21,7 @@ from durabench.report.html.losses import Losses
 from durabench.report.html.raw import Rows
 from durabench.report.output import render as rendered
 from durabench.results import distinct
+from durabench.row import loses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -278,7 +278,8 @@ def limits(document: Json) -> list[str]:
     found += [f"{fault.name} cannot see {fault.cannot_see}." for fault in FAULTS.values() if fault.name in seen]
     if any(cell["recordings"] for cell in cells):
         found.append(
-            "Crash states of one recording are not independent: bounds count the gaps between acknowledgements."
+            "Crash states of one gap are one piece of evidence, and gaps of one recording may share their fate: beside "
+            "the bound by telling gap (one in which a loss would show) stands the bound by recording."
         )
     return found
 
