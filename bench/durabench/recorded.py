@@ -334,10 +334,12 @@ def states(recorded: Recorded, plans: Sequence[TrialPlan]) -> list[tuple[TrialPl
 
 
 def _changes(recorded: Recorded) -> list[tuple[int, str]]:
-    """Where in the log a put or a delete was acknowledged, and in which namespace. A get changes nothing."""
+    """Where in the log a put or a delete was acknowledged, and in which namespace. A get changes nothing; of what came
+    after a crash state its stored history does not know.
+    """
     armed = {(e["w"], e["i"]): e for e in recorded.events if e["e"] == "armed"}
     marks = [(index, tuple(entry.mark)) for index, entry in enumerate(recorded.recording.entries) if entry.mark]
-    return [(index, armed[mark]["ns"]) for index, mark in marks if armed[mark]["verb"] != "get"]
+    return [(index, armed[mark]["ns"]) for index, mark in marks if mark in armed and armed[mark]["verb"] != "get"]
 
 
 def _strata(recorded: Recorded, first: int, last: int) -> list[list[vm.Gap]]:

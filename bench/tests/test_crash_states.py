@@ -190,6 +190,14 @@ def test_a_row_has_its_namespaces_gap(log):
     assert outcome.by_namespace["data"]["gap"] == 1
 
 
+def test_a_stored_history_that_ends_at_its_crash_state_tells_the_same(log):
+    made = fsync_file(log)
+    for at in range(20, len(made.recording) + 1, 7):
+        cut = recorded.Recorded(**{**vars(made), "events": recorded.written_before(made, at)})
+        now = {name: row for name, row in recorded.told(made, at).items() if row["gap"]}
+        assert {name: row for name, row in recorded.told(cut, at).items() if row["gap"]} == now
+
+
 # --- what cells make of it
 
 
