@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Event = dict[str, Any]
-"""One line. ``e`` is its kind: trial, armed, ok, fail, info, strike, struck, up, down, reading, listing, doubt."""
+"""One line. ``e`` is its kind: trial, armed, ok, fail, info, strike, struck, up, down, sampled, reading, listing,
+doubt.
+"""
 
 Outcome = Literal["ok", "fail", "info"]
 """Acknowledged; certainly did not happen; nobody knows (also: never answered)."""

@@ -104,7 +104,7 @@ class _Writing:
             begun += event["e"] == "armed" and event["verb"] == "put" and event["w"] == 0
             if begun == victim:
                 return
-            if event["e"] == "ok":
+            if event["e"] in ("ok", "fail"):
                 self.writers[event["w"]].write_line("")
             if event["e"] == "held":
                 held.add(event["w"])
@@ -118,7 +118,8 @@ class _Writing:
         done = 0
         while done < writers and time.monotonic() < end:
             try:
-                done += self.news.get(timeout=max(0.0, end - time.monotonic()))["e"] in ("done", "failed")
+                event = self.news.get(timeout=max(0.0, end - time.monotonic()))
+                done += event["e"] in ("fail", "info", "done", "failed")
             except queue.Empty:
                 return
 

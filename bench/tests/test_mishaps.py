@@ -1,0 +1,286 @@
+"""What goes wrong in a trial or a visit is bounded, told and counted: nothing is dropped in silence.
+
+Writers whose server died, stores that refuse, stores that hang under a budget, and mistakes of the harness itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durabench import campaign, judgement, recorded, schedule, trial
+from durabench.ground import Ground
+from durabench.results import Folder
+from durabench.service import Target
+from durabench.trial import REFUSED_MAX, REFUSED_READ, Outcome, TrialPlan, keys_to_read
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture
+def outcomes(tmp_path):
+    """Runs trials of one setting in one visit; what they left."""
+
+    def run(label, fault, number=1, workload="append", **words):
+        target = Target(*label.rsplit(":", 1))
+        peace = {"puts": 200, "write_s": 0.5} if fault == "none" else {}
+        plans = [TrialPlan(each, each, target, target, workload, fault, **peace) for each in range(number)]
+        ground, told = Ground(tmp_path / "disk"), []
+        try:
+            campaign.run_visit(schedule.Visit(plans), ground, told.append, threading.Event(), **words)
+        finally:
+            ground.close()
+        return told
+
+    return run
+
+
+def rows_of(outcome):
+    return judgement.rows(outcome, campaign.held(outcome.plan, {}), "host", "folder")
+
+
+def kinds(outcome, name, *, after_strike=False):
+    at = next((n for n, event in enumerate(outcome.events) if event["e"] == "strike"), len(outcome.events))
+    return [event for event in outcome.events[at if after_strike else 0 :] if event["e"] == name]
+
+
+# --- refusals
+
+
+def test_a_writer_that_outlives_its_server_stops_at_its_first_failure(outcomes):
+    for one in outcomes("toys:Closed:rename", "kill-server", 4):
+        assert len(kinds(one, "fail") + kinds(one, "info")) <= 1
+        assert len(kinds(one, "armed")) - len(kinds(one, "ok")) <= 1, "nothing was begun after it"
+        assert {row["verdict"] for row in rows_of(one)} == {"kept"}
+
+
+@pytest.mark.parametrize("fault", ["none", "kill-client"])
+def test_a_store_that_takes_no_more_is_judged_by_what_it_took(fault, outcomes):
+    (one,) = outcomes("toys:Quota:fsync-dir", fault)
+    assert len(kinds(one, "ok")) <= 10
+    (row,) = rows_of(one)
+    assert (row["verdict"], row["acked"]) == ("kept", len(kinds(one, "ok")))
+    if fault == "none":
+        (sampled,) = kinds(one, "sampled")
+        assert (sampled["read"], sampled["of"]) == (REFUSED_READ, len(kinds(one, "fail")))
+        assert len(kinds(one, "reading")) == 10 + REFUSED_READ
+
+
+def test_a_store_that_takes_nothing_is_not_written_at_for_minutes(outcomes):
+    (one,) = outcomes("toys:Sated:rename", "kill-client")
+    assert len(kinds(one, "fail")) == REFUSED_MAX
+    (row,) = rows_of(one)
+    assert (row["verdict"], row["acked"]) == ("unknown", 0)
+    assert "41 puts were refused one after the other: Refused: over quota" in row["why"]
+
+
+ANSWERS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["ok", "fail", "info", None])), max_size=80)
+
+
+@given(ANSWERS, st.integers(0, 60), st.integers(0, 9))
+def test_all_keys_are_read_but_those_that_were_only_refused_of_which_a_sample_is(answers, refused, seed):
+    events = []
+    for index, (key, answer) in enumerate([*answers, *((f"no-{n}", "fail") for n in range(refused))]):
+        events.append({"e": "armed", "w": 0, "i": index, "ns": "metadata", "key": key})
+        events += [{"e": answer, "w": 0, "i": index}] if answer else []
+    keys, told = keys_to_read(events, seed)
+    read = set(keys.get("metadata", ()))
+    tried = {key for key, answer in answers if answer != "fail"}
+    certain = {event["key"] for event in events if event["e"] == "armed"} - tried
+    assert read >= tried
+    assert len(read - tried) == min(len(certain), REFUSED_READ)
+    assert [(event["read"], event["of"]) for event in told] == (
+        [(REFUSED_READ, len(certain))] if len(certain) > REFUSED_READ else []
+    )
+    assert keys_to_read(events, seed)[0] == keys
+
+
+# --- a visit's share
+
+
+def test_a_visit_that_hangs_is_cut_and_says_so_in_its_history(outcomes, no_leftovers):
+    one, trouble = outcomes("toys:Stuck:rename", "kill-client", 5, share_s=2.0)
+    assert one.events[-1]["e"] == "doubt"
+    assert one.events[-1]["why"].startswith(trial.CUT)
+    assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
+    assert trouble.strikes == 1
+    assert trouble.why.startswith(f"{trial.CUT} of 2 s, with 1 of its 5 trials: ")
+
+
+def test_a_visit_whose_trials_are_many_is_cut_between_them_and_counts_against_nobody(outcomes):
+    *some, trouble = outcomes("files:rename", "kill-client", 2000, share_s=1.0)
+    assert 0 < len(some) < 2000
+    assert {row["verdict"] for one in some for row in rows_of(one)} == {"kept"}
+    assert (trouble.strikes, trouble.error) == (0, None)
+    assert "one more would take longer" in trouble.why
+
+
+def test_a_hanging_setting_gets_two_visits_and_the_others_the_rest_of_the_budget(typed, toy_profile, tmp_path):
+    words = ["--profile", toy_profile(), "--budget", "15s", "--fault", "kill-client", "--dir", tmp_path / "disk"]
+    words += ["--backend", "toys:Stuck:rename", "--backend", "files:rename", "--out", tmp_path / "run"]
+    status, out, said = typed("run", *words, "--seed", 4, "--format", "json")
+    assert status == 3
+    assert f"toys:Stuck:rename: {trial.CUT}" in said
+    cells = {cell["backend"]: cell for cell in json.loads(out)["cells"]}
+    assert cells["toys:Stuck"]["trials"] == campaign.BRING_UPS
+    assert cells["toys:Stuck"]["verdict"] == "unknown"
+    assert trial.CUT in cells["toys:Stuck"]["why"]
+    assert cells["files"]["verdict"] == "kept"
+    assert cells["files"]["trials"] > campaign.BRING_UPS
+
+
+@pytest.mark.parametrize(
+    "budget_s, seconds, share_s", [(150.0, [1.0, 2.0], 15.0), (20.0, [0.1], 2.2), (20.0, [6.0, 1.0], 14.0)]
+)
+def test_a_share_is_a_tenth_or_what_coming_up_takes(budget_s, seconds, share_s):
+    some = [campaign.Prepared(Target("files", "rename"), seconds=each) for each in seconds]
+    assert campaign.share_s(budget_s, some) == pytest.approx(share_s)
+
+
+# --- mistakes of the harness itself
+
+
+@pytest.fixture
+def ran(typed, toy_profile, tmp_path):
+    """A run of six trials in this process: (exit status, stderr, rows without controls, the folder)."""
+
+    def run(*more):
+        words = ["--profile", toy_profile(), "--trials", 6, "--fault", "kill-client", "--seed", 2]
+        words += ["--backend", "files:fsync-dir", "--out", tmp_path / "run", "--dir", tmp_path / "disk"]
+        status, _, said = typed("run", *words, *more)
+        folder = Folder.open(tmp_path / "run")
+        return status, said, [row for row in folder.trials() if not row["control"]], folder
+
+    return run
+
+
+def once(original, error, when):
+    """The function, which raises where ``when`` is true of its arguments."""
+
+    def failing(*words, **more):
+        if when(*words):
+            raise error
+        return original(*words, **more)
+
+    return failing
+
+
+FIFTH = 5
+"""A trial of the plan behind the three controls."""
+
+
+@pytest.mark.parametrize(
+    "place, name, when",
+    [
+        (trial._Cycle, "run", lambda cycle: cycle.plan.trial == FIFTH),
+        (trial._Cycle, "end", lambda cycle: cycle.plan.trial == FIFTH),
+        (judgement, "rows", lambda outcome, *_: outcome.plan.trial == FIFTH),
+    ],
+    ids=["trial", "its end", "judging"],
+)
+@pytest.mark.parametrize("error", [KeyError("w"), MemoryError(), RecursionError("too deep")])
+def test_a_mistake_in_a_trial_is_a_doubt_in_its_history_and_the_campaign_goes_on(
+    place, name, when, error, ran, monkeypatch
+):
+    monkeypatch.setattr(place, name, once(getattr(place, name), error, when))
+    status, said, rows, folder = ran()
+    assert status == 3
+    assert len(rows) == 6, "every trial that was planned has its row"
+    (bad,) = [row for row in rows if row["verdict"] == "unknown"]
+    assert bad["trial"] == FIFTH
+    assert f"{trial.HARNESS}: {type(error).__name__}" in bad["why"]
+    assert "(test_mishaps.py:" in bad["why"], "the line that raised it"
+    assert bad["why"] in said
+    doubts = [event["why"] for event in folder.history(FIFTH, 1) if event["e"] == "doubt"]
+    assert any(type(error).__name__ in why for why in doubts)
+    assert {row["verdict"] for row in rows if row is not bad} == {"kept"}
+
+
+def test_a_mistake_in_a_bring_up_costs_the_trial_that_was_to_come(ran, monkeypatch):
+    seen = []
+
+    def when(_cls, _machine, _targets):
+        seen.append(1)
+        return len(seen) == 4  # behind those of the controls
+
+    original = trial.Site.set_up.__func__
+    monkeypatch.setattr(trial.Site, "set_up", classmethod(once(original, TypeError("no such thing"), when)))
+    status, said, rows, _ = ran()
+    assert status == 3
+    assert sorted(row["verdict"] for row in rows) == ["kept"] * 5 + ["unknown"]
+    assert f"{trial.HARNESS}: TypeError: no such thing" in said
+
+
+def test_a_visit_whose_future_raises_is_told(ran, monkeypatch):
+    original = campaign.run_visit
+
+    def when(visit, *_):
+        return visit.plans[0].control is None
+
+    monkeypatch.setattr(campaign, "run_visit", once(original, AssertionError("what can never be"), when))
+    status, said, rows, _ = ran()
+    assert (status, rows) == (3, [])
+    assert f"{trial.HARNESS}: AssertionError: what can never be" in said
+
+
+def test_a_mistake_before_an_interruption_is_remembered_by_the_resume(ran, typed, monkeypatch, tmp_path):
+    monkeypatch.setattr(trial._Cycle, "run", once(trial._Cycle.run, KeyError("w"), lambda c: c.plan.trial == FIFTH))
+    after = once(campaign.Campaign._floor, KeyboardInterrupt(), lambda _, when, *more: when == "after")
+    monkeypatch.setattr(campaign.Campaign, "_floor", after)
+    assert ran()[0] == 130
+    monkeypatch.undo()
+    status, _, said = typed("run", "--resume", tmp_path / "run")
+    assert status == 3, said
+    assert f"{trial.HARNESS}: KeyError" in said
+
+
+def test_a_mistake_in_preparing_is_not_run_and_says_its_class(ran, monkeypatch):
+    look = campaign.Service.look
+    monkeypatch.setattr(
+        campaign.Service, "look", once(look, KeyError("fact"), lambda s: s.root.name == "store" and s.promise is None)
+    )
+    status, said, rows, _ = ran()
+    assert (status, rows) == (3, [])
+    assert f"files:fsync-dir does not come up: {trial.HARNESS}: KeyError: 'fact'" in said
+
+
+class NoLaboratory:
+    """Enough of a laboratory for a recording that fails."""
+
+    def alone(self, targets):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+@pytest.mark.parametrize("error", [KeyError("mark"), MemoryError()])
+def test_a_mistake_in_a_recording_leaves_its_states_unknown_and_says_why(error, monkeypatch):
+    target = Target("files", "rename")
+    plans = [
+        TrialPlan(number, number, target, target, "append", "cut-power", lane="loop", puts=4, recording="0-0")
+        for number in range(3)
+    ]
+    monkeypatch.setattr(recorded, "record", once(recorded.record, error, lambda *_: True))
+    told, seconds = [], []
+    campaign.run_recording(plans, NoLaboratory(), None, {}, told.append, threading.Event(), seconds)
+    *some, trouble = told
+    assert [one.plan.trial for one in some] == [0, 1, 2]
+    for one in some:
+        assert isinstance(one, Outcome)
+        assert type(error).__name__ in one.error
+        assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
+    assert trouble.error == some[0].error
+    assert len(seconds) == 1
+
