@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from durabench.ground import Ground
+    from durabench.history import Event
     from durabench.machine import Here
     from durabench.results import Folder
     from durabench.row import Row
@@ -624,10 +625,10 @@ class Campaign:
         if self._doubt and plan.control is None:
             events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": self._doubt}]
             outcome = replace(outcome, events=events)
-        rows, error = self._judged(outcome)
+        words = held(plan, self.prepared), self._host_of(plan), str(self.folder.path)
+        rows, events, error = judged(outcome, *words)
         if error is not None:
             self._mistaken(f"trial {plan.trial}, {plan.metadata.label} {plan.fault}: {error}")
-            events = events if outcome.error else [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": error}]
         self.folder.write_history(plan.trial, events, plan.attempt)
         if self.latency_matters and plan.control is None and plan.puts and not plan.recording:
             for row in rows:
@@ -644,15 +645,6 @@ class Campaign:
         self._done += 1
         self._broken += any(row["verdict"] == "broken" for row in rows)
         self.progress(self._done, self._broken, f"{plan.metadata.label} {plan.fault}")
-
-    def _judged(self, outcome: Outcome) -> tuple[list[Row], str | None]:
-        """The rows of a trial, and the mistake of ours that it or its judging met."""
-        words = held(outcome.plan, self.prepared), self._host_of(outcome.plan), str(self.folder.path)
-        try:
-            return judgement.rows(outcome, *words), outcome.error
-        except Exception as error:
-            why = in_one_line(error)
-            return judgement.untold(outcome, *words, why), why
 
     def _host_of(self, plan: TrialPlan) -> str:
         """The machine's id; with another file system on it, another one, so that their cells are never added up."""
@@ -686,6 +678,20 @@ def _peaceful(plan: TrialPlan) -> bool:
 def host_with(facts: Mapping[str, Any], filesystem: str | None) -> str:
     """The id of this machine with another file system under test."""
     return machine8({**facts, "filesystem": filesystem})
+
+
+def judged(
+    outcome: Outcome, words: Mapping[str, Held], host: str, folder: str
+) -> tuple[list[Row], Sequence[Event], str | None]:
+    """The rows of a trial, its history, and the mistake of ours that it met; where judging is the mistake, the rows are
+    unknown and the history says why.
+    """
+    try:
+        return judgement.rows(outcome, words, host, folder), outcome.events, outcome.error
+    except Exception as error:
+        why = in_one_line(error)
+        events = [*outcome.events, {"e": "doubt", "t": time.monotonic_ns(), "why": why}]
+        return judgement.untold(outcome, words, host, folder, why), events, why
 
 
 def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:

@@ -283,4 +283,3 @@ def test_a_mistake_in_a_recording_leaves_its_states_unknown_and_says_why(error, 
         assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
     assert trouble.error == some[0].error
     assert len(seconds) == 1
-

@@ -22,7 +22,7 @@ from durabench.plan import accounting, candidates, document, loss, settings, spl
 from durabench.plan.ledger import Ledger, at_once
 from durabench.plan.measure import WORKLOAD
 from durabench.plan.own import sizes_at
-from durabench.plan.recommend import COULD_NOT_TELL, recommend
+from durabench.plan.recommend import COULD_NOT_TELL, OK, recommend
 from durabench.plan.sizes import text
 from durabench.plan.sweep import Sweep, curves
 from durabench.schedule import UsageError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from durabench.plan.settings import Effort
     from durabench.plan.trace import Trace
     from durabench.service import Target
+    from durabench.trial import TrialPlan
 
 LOCAL = Path("results") / "local"
 AT_ONCE = 2
@@ -81,16 +82,21 @@ class Planned:
     folder: results.Folder
     document: Mapping[str, Any]
     interrupted: bool = False
+    errors: Sequence[str] = ()
+    """Mistakes of the harness itself that it met."""
 
     @property
     def status(self) -> int:
-        """The exit status that the document means."""
-        return COULD_NOT_TELL if self.interrupted else int(self.document["recommendation"]["status"])
+        """The exit status that the document means; with a mistake of ours in it, it means no success."""
+        if self.interrupted:
+            return COULD_NOT_TELL
+        status = int(self.document["recommendation"]["status"])
+        return COULD_NOT_TELL if self.errors and status == OK else status
 
     @property
     def doubts(self) -> list[str]:
         """What stands against trusting it."""
-        return [] if self.document["ranked"] else [str(self.document["not_ranked_why"])]
+        return [*([] if self.document["ranked"] else [str(self.document["not_ranked_why"])]), *self.errors]
 
 
 def plan(
@@ -224,12 +230,16 @@ class _Going:
             interrupted = True
         finally:
             self.line("")
-        made = self._document(ledger, facts)
+        made = self._document(ledger, facts, trials)
         made |= {"interrupted": True} if interrupted else {"recommendation": recommend(made).as_json()}
-        return Planned(folder, made, interrupted)
+        return Planned(folder, made, interrupted, self._errors(ledger, prepared))
+
+    def _errors(self, ledger: Ledger, prepared: Mapping[Target, Prepared]) -> tuple[str, ...]:
+        met = [f"{one.target.label}: {one.error}" for one in prepared.values() if one.error]
+        return tuple(dict.fromkeys([*met, *ledger.errors]))
 
     def _measure(
-        self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]
+        self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[TrialPlan]
     ) -> None:
         ledger.measure_floor("before", times=2)
         sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said, self._wanted())
@@ -244,8 +254,21 @@ class _Going:
         self._replay(ledger)
         ledger.measure_floor("after", times=2)
         losses = loss.Losses(ledger, prepared, self.executor)
-        losses.run([one for one in trials if all(self._takes(each) for each in one.targets.values())])
+        fitting = [one for one in trials if all(self._takes(each) for each in one.targets.values())]
+        if len(fitting) < len(trials):
+            which = dict.fromkeys(
+                each.label for one in trials for each in one.targets.values() if not self._takes(each)
+            )
+            most = text(loss.LARGEST_BYTES)
+            left_out = f"{len(trials) - len(fitting)} of {len(trials)} fault trials were left out"
+            losses.troubles.append(f"{left_out}: {', '.join(which)} does not take {most}")
+        losses.run(fitting)
         self.said += losses.troubles
+        for one in loss.table(ledger.folder.trials(), fitting):
+            if one["trials_unknown"]:
+                where = f"{one['metadata']} + {one['data']}" if one["metadata"] != one["data"] else one["metadata"]
+                of = f"{one['trials_unknown']} of {one['trials'] + one['trials_unknown']} trials of {one['fault']}"
+                self.said.append(f"{where}, {one['layout']}: {of} could not be judged: {one['unknown_why']}")
 
     def _wanted(self) -> frozenset[int]:
         """Sizes of the grid next to those of the first steps: yours, or the workload's."""
@@ -308,7 +331,11 @@ class _Going:
         return {one.target: one for one in found}
 
     def _folder(
-        self, facts: Mapping[str, Any], prepared: Mapping[Target, Prepared], cells: Sequence[Any], trials: Sequence[Any]
+        self,
+        facts: Mapping[str, Any],
+        prepared: Mapping[Target, Prepared],
+        cells: Sequence[Any],
+        trials: Sequence[TrialPlan],
     ) -> results.Folder:
         question = self.question
         listed = [entry for workload, cell in cells for entry in campaign.cells_json([cell], prepared, workload, facts)]
@@ -335,7 +362,7 @@ class _Going:
         folder.begin(content)
         return folder
 
-    def _document(self, ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _document(self, ledger: Ledger, facts: Mapping[str, Any], trials: Sequence[TrialPlan]) -> dict[str, Any]:
         floor = document.floor_of(ledger.folder.floors())
         timed = facts["latency"] is None
         why = document.not_ranked_why(floor) if timed else f"{facts['latency']}: no latency, no ranking"
@@ -357,6 +384,7 @@ class _Going:
             "sweep": document.sweep_table(ledger.rows, ledger.folder.samples, seed, timed=timed),
             "crossings": document.crossings_of(seen, labels, seed, self.looked) if why is None else [],
             "split": document.split_table(ledger.rows, trial_rows, [one for one, _ in self.traces]),
+            "losses": loss.table(trial_rows, trials),
             "own_sizes": self.own_sizes,
             "recommendation": None,
         }
