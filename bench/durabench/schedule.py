@@ -312,6 +312,8 @@ def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPla
     """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right
     way.
     """
+    if faults.load(like.fault).late_flushes:  # images are looked at where that is fastest, whatever is killed alive
+        like = replace(like, lane=asked.lane or guest.default_lane())
     negative, positive = (
         targets_of(name)[0] for name in (profile.power.controls.negative, profile.power.controls.positive)
     )
@@ -365,7 +367,8 @@ def _commands(target: Target) -> Sequence[Command]:
 
 def _pace_s(plan: TrialPlan, last: int) -> float:
     """Seconds from put to put, so that acknowledgements up to put ``last`` span 1.5 windows where one may be lost; and
-    where flushes are late the time of one more: what waits for it is what a killed server loses.
+    where flushes are late a part of one more, drawn: what waits for it is written at times of its own, and a strike
+    that always came just after one would never find anything waiting.
 
     Crash states of one recording share its pace: that of a power cut.
     """
@@ -374,7 +377,8 @@ def _pace_s(plan: TrialPlan, last: int) -> float:
     loaded = [target.load()[1] for target in plan.targets.values()]
     windows = [setting.promise.may_lose_s.get(destroys, 0.0) for setting in loaded if setting]
     window_s = max(windows, default=0.0)
-    late_s = plan.flush_delay_s if fault.late_flushes and window_s else 0.0
+    drawn = Random(f"{plan.seed}/late").random() if fault.late_flushes and window_s else 0.0
+    late_s = plan.flush_delay_s * drawn
     return (WINDOWS_SPANNED * window_s + late_s) / (last - 1)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from durabench import campaign, judgement, recorded, schedule, trial
 from durabench.ground import Ground
+from durabench.plan import loss, planning, split, sweep
 from durabench.results import Folder
 from durabench.service import Target
 from durabench.trial import REFUSED_MAX, REFUSED_READ, Outcome, TrialPlan, keys_to_read
@@ -283,3 +284,68 @@ def test_a_mistake_in_a_recording_leaves_its_states_unknown_and_says_why(error, 
         assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
     assert trouble.error == some[0].error
     assert len(seconds) == 1
+
+
+# --- mistakes in a plan
+
+
+def test_mistakes_in_a_plan_are_told_and_it_goes_on_and_means_no_success(typed, tmp_path, monkeypatch):
+    def of(label):
+        return lambda _, visit, *more: getattr(visit, "candidate", visit).label == label
+
+    counting = once(sweep.Sweep._count, KeyError("at rest"), of("files:fsync-dir"))
+    monkeypatch.setattr(sweep.Sweep, "_count", counting)
+    measured = once(split._measured, ZeroDivisionError("per step"), lambda replay, *_: replay.layout == split.SPLIT)
+    monkeypatch.setattr(split, "_measured", measured)
+    late = once(sweep.Sweep._measure, IndexError("round"), lambda _, place, name, number, visit: number == 4)
+    monkeypatch.setattr(sweep.Sweep, "_measure", late)
+    cycle = once(trial._Cycle.run, MemoryError(), lambda cycle: cycle.plan.workload == "whole")
+    monkeypatch.setattr(trial._Cycle, "run", cycle)
+    judging = once(judgement.rows, KeyError("lost"), lambda outcome, *_: outcome.plan.workload == "agent")
+    monkeypatch.setattr(judgement, "rows", judging)
+    shipped = planning.settings.load()
+    ample = shipped.quick.model_copy(update={"total_s": 600.0, "steps_s": 200.0, "faults_s": 200.0})
+    monkeypatch.setattr(planning.settings, "load", lambda: shipped.model_copy(update={"quick": ample}))
+    words = ["--quick", "--backend", "files:fsync-dir", "--sizes", "1KiB..4KiB", "--dir", tmp_path / "disk"]
+    status, out, said = typed("plan", *words, "--out", tmp_path / "out", "--format", "json")
+    assert status == 3
+    document = json.loads(out)
+    for words in ("KeyError: 'at rest'", "ZeroDivisionError: per step", "IndexError: round", "MemoryError", "KeyError"):
+        assert f"{trial.HARNESS}: {words}" in said
+    folder = Folder.open(tmp_path / "out")
+    assert {(row["workload"], row["verdict"]) for row in folder.trials()} == {
+        ("whole", "unknown"),
+        ("agent", "unknown"),
+    }
+    assert {row["why"].startswith(trial.HARNESS) for row in folder.trials()} == {True}
+    assert {(one["trials"], one["verdict"]) for one in document["losses"]} == {(0, "unknown")}
+    assert any("could not be judged" in line for line in document["left_out"])
+    assert any(line.startswith("bytes at rest of files:fsync-dir ") for line in document["left_out"])
+    assert any(one["split"]["refused"] for one in document["split"])
+    assert sum(trial.HARNESS in doubt for doubt in folder.done["doubts"]) >= 5
+
+
+def test_a_visit_of_a_plan_whose_future_raises_is_told(tmp_path, monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+
+    said = []
+
+    class Ledgered:
+        ground, host, total_s, errors = None, "host", 60.0, []
+
+        def left_s(self):
+            return 60.0
+
+        def progress(self, what):
+            pass
+
+        def mistaken(self, what, error):
+            said.append(f"{what}: {trial.in_one_line(error)}")
+
+    monkeypatch.setattr(campaign, "run_visit", once(campaign.run_visit, KeyError("x"), lambda *_: True))
+    target = Target("files", "rename")
+    some = loss.plans([("agent", schedule.Cell(target, target, "kill-client"))], 2, 1)
+    with ThreadPoolExecutor(1) as executor:
+        loss.Losses(Ledgered(), {target: campaign.Prepared(target)}, executor).run(some)
+    assert len(said) == 1
+    assert said[0].startswith(f"fault trials: {trial.HARNESS}: KeyError: 'x'")

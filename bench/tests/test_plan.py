@@ -410,7 +410,7 @@ def test_ctrl_c_leaves_what_was_measured_and_says_so(tmp_path):
         time.sleep(0.05)
     began.send_signal(signal.SIGINT)
     _, err = began.communicate(timeout=60)
-    assert began.returncode == 130
+    assert began.returncode == 130, err
     assert f"interrupted; what was measured is kept in {out}" in err
     folder = results.Folder.open(out)
     assert not folder.finished

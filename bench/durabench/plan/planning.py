@@ -22,7 +22,7 @@ from durabench.plan import accounting, candidates, document, loss, settings, spl
 from durabench.plan.ledger import Ledger, at_once
 from durabench.plan.measure import WORKLOAD
 from durabench.plan.own import sizes_at
-from durabench.plan.recommend import COULD_NOT_TELL, OK, recommend
+from durabench.plan.recommend import COULD_NOT_TELL, recommend
 from durabench.plan.sizes import text
 from durabench.plan.sweep import Sweep, curves
 from durabench.schedule import UsageError
@@ -87,11 +87,9 @@ class Planned:
 
     @property
     def status(self) -> int:
-        """The exit status that the document means; with a mistake of ours in it, it means no success."""
-        if self.interrupted:
-            return COULD_NOT_TELL
-        status = int(self.document["recommendation"]["status"])
-        return COULD_NOT_TELL if self.errors and status == OK else status
+        """The exit status that the document means; with a mistake of ours in it, nobody could tell."""
+        could_not_tell = self.interrupted or self.errors
+        return COULD_NOT_TELL if could_not_tell else int(self.document["recommendation"]["status"])
 
     @property
     def doubts(self) -> list[str]:

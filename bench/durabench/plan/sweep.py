@@ -316,8 +316,7 @@ class Sweep:
         except ResultsFull:
             raise
         except Exception as error:
-            why = self.ledger.mistaken(f"{candidate.label} {text(size)}", error)
-            self._stop(candidate, size, why)
+            self.ledger.mistaken(f"{candidate.label} {text(size)}", error)  # of ours: held against no size
             self._once_more(places, candidate)
         self._seconds[candidate.label, size] = time.monotonic() - began
 
