@@ -257,10 +257,10 @@ class Here:
         """How drivers start."""
         return {"driver": self.driver}
 
-    def stop(self, deadline_s: float = STOP_S) -> None:
+    def stop(self) -> None:
         """An orderly stop of all daemons, last started first; SIGKILL for what does not go in time."""
         for daemon in reversed(self._daemons):
-            process.stop_tree(daemon, deadline_s)
+            process.stop_tree(daemon, self.left_s(STOP_S))
         self._forget(self._daemons)
 
     def end(self, driver: Process) -> None:
@@ -271,7 +271,7 @@ class Here:
     def close(self) -> None:
         """End everything and remove the root."""
         self._forget(self._drivers)
-        self.stop(self.left_s(STOP_S))
+        self.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _forget(self, processes: list[Process]) -> None:

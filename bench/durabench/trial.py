@@ -268,6 +268,8 @@ class _Cycle:
             self.note("strike")
             self._retire(writers)
             self.site.machine.stop()
+            if not self.site.machine.left_s(1.0):
+                raise Hung("the servers were not stopped in order, for time")
             for service in self.site.distinct:
                 service.start()
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,31 +113,40 @@ def test_all_keys_are_read_but_those_that_were_only_refused_of_which_a_sample_is
 
 
 def test_a_visit_that_hangs_is_cut_and_says_so_in_its_history(outcomes, no_leftovers):
-    one, trouble = outcomes("toys:Stuck:rename", "kill-client", 5, share_s=2.0)
+    one, trouble = outcomes("toys:Stuck:rename", "kill-client", 5, share_s=10.0)
     assert one.events[-1]["e"] == "doubt"
     assert one.events[-1]["why"].startswith(trial.CUT)
     assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
     assert trouble.strikes == 1
-    assert trouble.why.startswith(f"{trial.CUT} of 2 s, with 1 of its 5 trials: ")
+    assert trouble.why.startswith(f"{trial.CUT} of 10 s, with 1 of its 5 trials: ")
 
 
-def test_a_visit_whose_trials_are_many_is_cut_between_them_and_counts_against_nobody(outcomes):
-    *some, trouble = outcomes("files:rename", "kill-client", 2000, share_s=1.0)
-    assert 0 < len(some) < 2000
-    assert {row["verdict"] for one in some for row in rows_of(one)} == {"kept"}
+def test_a_server_that_was_not_stopped_in_order_for_time_is_not_read_as_if_it_had_been(outcomes, no_leftovers):
+    one, trouble = outcomes("toys:Lingering:rename", "none", share_s=10.0)
+    assert not kinds(one, "reading")
+    (row,) = rows_of(one)
+    assert (row["verdict"], trouble.strikes) == ("unknown", 1)
+    assert row["why"].startswith(f"{trial.CUT}: ")
+
+
+def test_a_visit_whose_trials_are_many_is_cut_between_them_and_counts_against_nobody(outcomes, monkeypatch):
+    original = campaign.run_trial
+    monkeypatch.setattr(campaign, "run_trial", lambda *words: replace(original(*words), duration_s=200.0))
+    one, trouble = outcomes("files:rename", "kill-client", 5, share_s=100.0)
+    assert [row["verdict"] for row in rows_of(one)] == ["kept"]
     assert (trouble.strikes, trouble.error) == (0, None)
-    assert "one more would take longer" in trouble.why
+    assert trouble.why == f"{trial.CUT} of 100 s, with 1 of its 5 trials: one more would take longer"
 
 
 def test_a_hanging_setting_gets_two_visits_and_the_others_the_rest_of_the_budget(typed, toy_profile, tmp_path):
-    words = ["--profile", toy_profile(), "--budget", "15s", "--fault", "kill-client", "--dir", tmp_path / "disk"]
+    words = ["--profile", toy_profile(), "--budget", "30s", "--fault", "kill-client", "--dir", tmp_path / "disk"]
     words += ["--backend", "toys:Stuck:rename", "--backend", "files:rename", "--out", tmp_path / "run"]
     status, out, said = typed("run", *words, "--seed", 4, "--format", "json")
     assert status == 3
     assert f"toys:Stuck:rename: {trial.CUT}" in said
     cells = {cell["backend"]: cell for cell in json.loads(out)["cells"]}
-    assert cells["toys:Stuck"]["trials"] == campaign.BRING_UPS
-    assert cells["toys:Stuck"]["verdict"] == "unknown"
+    assert cells["toys:Stuck"]["trials"] <= campaign.BRING_UPS
+    assert cells["toys:Stuck"]["verdict"] in ("unknown", "not run")
     assert trial.CUT in cells["toys:Stuck"]["why"]
     assert cells["files"]["verdict"] == "kept"
     assert cells["files"]["trials"] > campaign.BRING_UPS

@@ -262,3 +262,13 @@ class Stuck(Files):
 
         store.put = stuck  # type: ignore[method-assign]
         return store
+
+
+class Lingering(Listening):
+    """A server that does not go when it is asked to."""
+
+    def commands(self) -> Sequence[Command]:
+        (command,) = super().commands()
+        *argv, code, port = command.argv
+        deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{code}"
+        return (Command("daemon", (*argv, deaf, port)),)

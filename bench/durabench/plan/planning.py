@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, results
+from durabench.crossing import FEWEST_TRIALS
 from durabench.ground import Ground
 from durabench.plan import accounting, candidates, document, loss, settings, split, trace
 from durabench.plan.ledger import Ledger, at_once
@@ -367,6 +368,10 @@ class _Going:
         labels = [one.label for one in self.chosen if one.excluded_by is None]
         seen = curves(ledger, self.effort.rounds) if timed else {}
         seed, trial_rows = self.question.seed, ledger.folder.trials()
+        few = [label for label in labels if timed and len(seen.get(label, {})) < 2]
+        if few and len(labels) > 1:
+            rounds = min(self.effort.rounds, FEWEST_TRIALS)
+            self.said.append(f"no crossings with {', '.join(few)}: too few sizes were measured in {rounds} rounds")
         return {
             "machine": dict(facts),
             "seed": seed,
