@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from durabench import fault as faults
 from durabench import floor, judgement, recorded, schedule
@@ -23,18 +23,21 @@ from durabench.host import machine8
 from durabench.judgement import Held
 from durabench.process import HarnessError
 from durabench.row import loses
+from durabench.schedule import Visit
 from durabench.service import Service
-from durabench.trial import Outcome, Site, TrialPlan, namespaces, run_trial
+from durabench.trial import CUT, HARNESS, Outcome, Site, TrialPlan, in_one_line, namespaces, run_trial, without_trial
 from durabench_backends.contract import Domain, Fact, Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
     from durabench.ground import Ground
+    from durabench.history import Event
+    from durabench.machine import Here
     from durabench.results import Folder
     from durabench.row import Row
-    from durabench.schedule import Cell, Visit
+    from durabench.schedule import Cell
     from durabench.service import Target
 
 DEAR_S = 2.0
@@ -43,6 +46,10 @@ GROUP_TARGETS = 5
 BRING_UPS = 2
 """How often a visit is tried to be brought up before its targets are given up, where it fails at once."""
 AT_ONCE_S = 5.0
+SHARES = 10
+"""A visit gets so small a part of a budget …"""
+TRIAL_S = 2.0
+"""… or, where that is more, twice what its targets took to come up, and a trial."""
 LEAVE_S = 10.0
 """How long an interrupted campaign waits for the trials in flight."""
 SWITCH_S = 0.0005
@@ -60,6 +67,8 @@ class Prepared:
     """Name of each of its programs → SHA-256."""
     why_not: str | None = None
     seconds: float = 0.0
+    error: str | None = None
+    """The mistake of the harness itself that it met, in one line."""
 
     def as_json(self) -> dict[str, Any]:
         """Its part of ``run.json``."""
@@ -89,6 +98,9 @@ def prepare(target: Target, ground: Ground, workload: str) -> Prepared:
             machine.close()
     except (HarnessError, OSError) as error:
         return Prepared(target, why_not=str(error), seconds=time.monotonic() - began)
+    except Exception as error:
+        why = in_one_line(error)
+        return Prepared(target, why_not=why, seconds=time.monotonic() - began, error=why)
     return Prepared(target, service.promise, service.facts, programs, seconds=time.monotonic() - began)
 
 
@@ -99,35 +111,111 @@ def _programs(service: Service) -> Iterator[tuple[str, str]]:
             yield path.name, hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class Trouble(NamedTuple):
+    """What kept a visit or a recording from its end. ``strikes`` count against its targets, which are given up at
+    ``BRING_UPS``; 0: only told. ``error``: a mistake of the harness itself, in one line.
+    """
+
+    visit: Visit
+    why: str
+    strikes: int = BRING_UPS
+    error: str | None = None
+
+
+Mail = Outcome | Trouble
+
+
 def run_visit(
-    visit: Visit, ground: Ground, tell: Callable[[Outcome | tuple[Visit, str]], None], stop: threading.Event
+    visit: Visit, ground: Ground, tell: Callable[[Mail], None], stop: threading.Event, share_s: float = float("inf")
 ) -> None:
     """Bring a visit's targets up on a fresh directory and run its trials; after one that went wrong, on another.
 
-    ``tell`` gets each outcome as its trial ends, or the visit and why it could not come up.
+    ``tell`` gets each outcome as its trial ends, and what kept the visit from its end. It never takes longer than
+    ``share_s``: then it is cut, the trial under way is unknown, and its machine is closed.
     """
-    left, failures = list(visit.plans), 0
-    while left and not stop.is_set():
+    _Visiting(visit, ground, tell, stop, share_s).run()
+
+
+@dataclass
+class _Visiting:
+    visit: Visit
+    ground: Ground
+    tell: Callable[[Mail], None]
+    stop: threading.Event
+    share_s: float
+    left: list[TrialPlan] = field(init=False)
+    until: float = field(init=False)
+    failures: int = 0
+    longest_s: float = 0.0
+    """What the longest of its trials took."""
+    hung: str | None = None
+    """What was waited for when its share was spent."""
+
+    def __post_init__(self) -> None:
+        self.left = list(self.visit.plans)
+        self.until = time.monotonic() + self.share_s
+
+    def run(self) -> None:
+        while self.left and self.failures < BRING_UPS and not self.stop.is_set() and self._another_fits():
+            self._on_a_fresh_directory()
+        if (self.left or self.hung) and self.failures < BRING_UPS and not self.stop.is_set():
+            done = f"{len(self.visit.plans) - len(self.left)} of its {len(self.visit.plans)} trials"
+            why = f"{CUT} of {self.share_s:.3g} s, with {done}: {self.hung or 'one more would take longer'}"
+            self.tell(Trouble(self.visit, why, strikes=int(self.hung is not None)))
+
+    def _another_fits(self) -> bool:
+        """Whether it has time for one more trial, as long as its longest."""
+        return self.hung is None and time.monotonic() + self.longest_s < self.until
+
+    def _on_a_fresh_directory(self) -> None:
         machine, began = None, time.monotonic()
         try:
-            machine = ground.machine(visit.key, left[0].workload, left[0].server_kill)
-            site = Site.set_up(machine, left[0].targets)
-            while left and not stop.is_set():
-                outcome = run_trial(left.pop(0), site)
-                tell(outcome)
-                if any(event["e"] in ("doubt", "down") for event in outcome.events):
-                    break
-            site.leave()
+            machine = self.ground.machine(self.visit.key, self.left[0].workload, self.left[0].server_kill)
+            machine.until = self.until
+            self._trials(Site.set_up(machine, self.left[0].targets))
         except (HarnessError, OSError) as error:
-            # Dead at once may be bad luck, such as a port that somebody took meanwhile; a minute's silence is not.
-            failures += 1 if time.monotonic() - began < AT_ONCE_S else BRING_UPS
-            if failures >= BRING_UPS:
-                if not stop.is_set():
-                    tell((visit, str(error)))
+            if time.monotonic() >= self.until:
+                self.hung = str(error)
                 return
+            # Dead at once may be bad luck, such as a port that somebody took meanwhile; a minute's silence is not.
+            self.failures += 1 if time.monotonic() - began < AT_ONCE_S else BRING_UPS
+            if self.failures >= BRING_UPS and not self.stop.is_set():
+                self.tell(Trouble(self.visit, str(error)))
+        except Exception as error:
+            self._mistaken(error)
         finally:
             if machine is not None:
-                machine.close()
+                self._close(machine)
+
+    def _trials(self, site: Site) -> None:
+        while self.left and not self.stop.is_set() and self._another_fits():
+            outcome = run_trial(self.left.pop(0), site)
+            self.longest_s = max(self.longest_s, outcome.duration_s)
+            self.tell(outcome)
+            doubts = [event["why"] for event in outcome.events if event["e"] in ("doubt", "down")]
+            if doubts:
+                self.hung = doubts[-1].removeprefix(f"{CUT}: ") if time.monotonic() >= self.until else None
+                break
+        # Somebody's store is left as it was found, however late it is.
+        site.machine.until = max(self.until, time.monotonic() + LEAVE_S)
+        site.leave()
+        site.machine.until = self.until
+
+    def _mistaken(self, error: Exception) -> None:
+        """A mistake of ours where no trial was under way: the one that was to come cannot be told, and says why."""
+        why = in_one_line(error)
+        self.failures += 1
+        if self.left:
+            self.tell(without_trial(self.left.pop(0), why, why))
+        if self.left and self.failures >= BRING_UPS:
+            self.tell(Trouble(self.visit, why))
+
+    def _close(self, machine: Here) -> None:
+        try:
+            machine.close()
+        except Exception as error:
+            why = in_one_line(error)
+            self.tell(Trouble(self.visit, why, 0, error=why))
 
 
 def run_recording(
@@ -135,37 +223,89 @@ def run_recording(
     laboratory: Laboratory,
     shelf: recorded.Shelf,
     prepared: Mapping[Target, Prepared],
-    tell: Callable[[Outcome | tuple[Visit, str]], None],
+    tell: Callable[[Mail], None],
     stop: threading.Event,
     seconds: list[float],
+    share_s: float = float("inf"),
 ) -> None:
-    """Record once and look at every planned crash state; what loses is kept with the disk it began from."""
+    """Record once and look at every planned crash state; what loses is kept with the disk it began from. Or kill a
+    server on a slow drive, as often as that is planned.
+
+    No crash state is begun when its recording is older than ``share_s``. A mistake of ours leaves what was not told
+    unknown.
+    """
     began = time.monotonic()
-    found: list[Row] = []
+    told: set[int] = set()
 
     def hear(outcome: Outcome) -> None:
-        found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
+        told.add(outcome.plan.trial)
         tell(outcome)
 
     try:
         with laboratory.alone(plans[0].targets):
             if faults.load(plans[0].fault).late_flushes:
-                for plan in plans:
-                    tell(recorded.kill_on_slow_drive(plan, laboratory))
-                return
-            made = recorded.record(plans[0], laboratory)
-            try:
-                recorded.run_states(made, plans, laboratory, hear, stop.is_set)
-                if any(row["verdict"] == "broken" or (loses(row) and row["destroyed"] != "flushed") for row in found):
-                    of = " ".join([*(target.label for target in plans[0].targets.values()), str(plans[0].filesystem)])
-                    shelf.keep(made, of, broken=any(row["verdict"] == "broken" for row in found))
-            finally:
-                made.close()
+                _kill_slowly(plans, laboratory, hear, tell, stop)
+            else:
+                _look_at_states(plans, laboratory, shelf, prepared, hear, stop, share_s)
+                if len(told) < len(plans) and not stop.is_set():
+                    why = f"{CUT} of {share_s:.3g} s, with {len(told)} of its {len(plans)} crash states"
+                    tell(Trouble(Visit(plans), why, strikes=int(len(told) <= 1)))
     except (HarnessError, NoMachine, OSError) as error:
         if not stop.is_set():
-            tell((schedule.Visit(plans), str(error)))
+            tell(Trouble(Visit(plans), str(error), strikes=1))
+    except Exception as error:
+        why = in_one_line(error)
+        for plan in plans:
+            if plan.trial not in told:
+                tell(without_trial(plan, why, why))
+        tell(Trouble(Visit(plans), why, strikes=1, error=why))
     finally:
         seconds.append(time.monotonic() - began)
+
+
+def _kill_slowly(
+    plans: Sequence[TrialPlan],
+    laboratory: Laboratory,
+    hear: Callable[[Outcome], None],
+    tell: Callable[[Mail], None],
+    stop: threading.Event,
+) -> None:
+    """Each a trial of its own, with a doubt where it fails."""
+    for plan in plans:
+        if stop.is_set():
+            return
+        try:
+            hear(recorded.kill_on_slow_drive(plan, laboratory))
+        except (HarnessError, OSError) as error:
+            if not stop.is_set():
+                hear(without_trial(plan, str(error)))
+                tell(Trouble(Visit([plan]), str(error), strikes=1))
+
+
+def _look_at_states(
+    plans: Sequence[TrialPlan],
+    laboratory: Laboratory,
+    shelf: recorded.Shelf,
+    prepared: Mapping[Target, Prepared],
+    hear: Callable[[Outcome], None],
+    stop: threading.Event,
+    share_s: float,
+) -> None:
+    found: list[Row] = []
+
+    def look(outcome: Outcome) -> None:
+        hear(outcome)
+        found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
+
+    made = recorded.record(plans[0], laboratory)
+    until = time.monotonic() + share_s
+    try:
+        recorded.run_states(made, plans, laboratory, look, lambda: stop.is_set() or time.monotonic() > until)
+        if any(row["verdict"] == "broken" or (loses(row) and row["destroyed"] != "flushed") for row in found):
+            of = " ".join([*(target.label for target in plans[0].targets.values()), str(plans[0].filesystem)])
+            shelf.keep(made, of, broken=any(row["verdict"] == "broken" for row in found))
+    finally:
+        made.close()
 
 
 @dataclass
@@ -197,7 +337,9 @@ class Campaign:
     shelf: recorded.Shelf = field(init=False)
     troubles: dict[tuple[Target, Target], str] = field(default_factory=dict)
     control_rows: list[Row] = field(default_factory=list)
-    _mail: queue.SimpleQueue[Outcome | tuple[Visit, str]] = field(default_factory=queue.SimpleQueue)
+    errors: list[str] = field(default_factory=list)
+    """Mistakes of the harness itself, in the order in which they were met: what was not met is not known (exit 3)."""
+    _mail: queue.SimpleQueue[Mail] = field(default_factory=queue.SimpleQueue)
     _seconds: dict[tuple[Target, Target], list[float]] = field(default_factory=dict)
     _counts: dict[tuple[Target, Target, str], int] = field(default_factory=dict)
     _futures: list[Future[None]] = field(default_factory=list)
@@ -288,9 +430,8 @@ class Campaign:
         return sum(self._recordings_s) / len(self._recordings_s) if self._recordings_s else 0.0
 
     def _submit_recording(self, plans: Sequence[TrialPlan], laboratory: Laboratory) -> Future[None]:
-        future = self.executor.submit(
-            run_recording, plans, laboratory, self.shelf, self.prepared, self._mail.put, self.stop, self._recordings_s
-        )
+        words = (self.shelf, self.prepared, self._mail.put, self.stop, self._recordings_s, self._share_s(plans[0]))
+        future = self.executor.submit(run_recording, plans, laboratory, *words)
         self._futures = [*(other for other in self._futures if not other.done()), future]
         return future
 
@@ -304,6 +445,8 @@ class Campaign:
         """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
         plans = {plan.trial: plan for plan in self.plans}
         self.control_rows += [row for row in recorded if row["control"]]
+        whys = dict.fromkeys(row["why"] or "" for row in recorded if row["verdict"] == "unknown")
+        self.errors += [why for why in whys if why.startswith(HARNESS)]
         for trial in {row["trial"] for row in recorded if not row["control"]} & set(plans):
             plan = plans[trial]
             key = (plan.metadata, plan.data, plan.fault)
@@ -349,6 +492,12 @@ class Campaign:
     def _left_s(self) -> float:
         return float("inf") if self.budget_s is None else self.budget_s - (time.monotonic() - self._began)
 
+    def _share_s(self, plan: TrialPlan) -> float:
+        """How long a visit may take of a budget: a tenth, or what it needs to come up twice where that is more."""
+        if self.budget_s is None:
+            return float("inf")
+        return share_s(self.budget_s, [self.prepared[target] for target in plan.targets.values()])
+
     def _fits(self, visit: Visit) -> bool:
         """Whether a visit is likely to end within the budget; what was never tried always gets its chance."""
         seen = self._seconds.get(visit.key)
@@ -358,7 +507,7 @@ class Campaign:
 
     def _controls(self, plans: Sequence[TrialPlan]) -> None:
         for plan in plans:
-            run_visit(schedule.Visit([plan]), self.ground, self._mail.put, self.stop)
+            run_visit(Visit([plan]), self.ground, self._mail.put, self.stop, self._share_s(plan))
             self._read_mail()
         self._doubt_if_controls_failed(here_only=True)
 
@@ -428,7 +577,8 @@ class Campaign:
         return fitted
 
     def _submit(self, visit: Visit) -> Future[None]:
-        future = self.executor.submit(run_visit, visit, self.ground, self._mail.put, self.stop)
+        share_s = self._share_s(visit.plans[0])
+        future = self.executor.submit(run_visit, visit, self.ground, self._mail.put, self.stop, share_s)
         self._futures = [*(other for other in self._futures if not other.done()), future]
         return future
 
@@ -437,7 +587,13 @@ class Campaign:
             self._read_mail(0.02)
         self._read_mail()
         for future in waiting:
-            future.result()
+            error = future.exception()
+            if error is not None:
+                self._mistaken(in_one_line(error))
+
+    def _mistaken(self, error: str) -> None:
+        self.errors.append(error)
+        self.say(error)
 
     def _read_mail(self, timeout_s: float = 0.0) -> None:
         try:
@@ -447,16 +603,19 @@ class Campaign:
                 if isinstance(mail, Outcome):
                     self._record(mail)
                 else:
-                    self._give_up(*mail)
+                    self._give_up(mail)
         except queue.Empty:
             return
 
-    def _give_up(self, visit: Visit, why: str) -> None:
-        """A visit that could not come up, twice; or a recording that failed, the second of its pair."""
+    def _give_up(self, trouble: Trouble) -> None:
+        """Tell what kept a visit from its end; a pair that is struck out gets no other."""
+        visit, why, strikes, error = trouble
         self.say(f"{visit.key[0].label}: {why}")
-        self._failures[visit.key] = self._failures.get(visit.key, 0) + 1
+        self._failures[visit.key] = self._failures.get(visit.key, 0) + strikes
         self._whys[visit.key] = why
-        if visit.plans[0].recording is None or self._failures[visit.key] >= BRING_UPS:
+        if error is not None:
+            self.errors.append(error)
+        if self._failures[visit.key] >= BRING_UPS:
             self.troubles[visit.key] = why
 
     def _record(self, outcome: Outcome) -> None:
@@ -467,8 +626,11 @@ class Campaign:
         if self._doubt and plan.control is None:
             events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": self._doubt}]
             outcome = replace(outcome, events=events)
+        words = held(plan, self.prepared), self._host_of(plan), str(self.folder.path)
+        rows, events, error = judged(outcome, *words)
+        if error is not None:
+            self._mistaken(f"trial {plan.trial}, {plan.metadata.label} {plan.fault}: {error}")
         self.folder.write_history(plan.trial, events, plan.attempt)
-        rows = judgement.rows(outcome, held(plan, self.prepared), self._host_of(plan), str(self.folder.path))
         if self.latency_matters and plan.control is None and plan.puts and not plan.recording:
             for row in rows:
                 taken = judgement.latencies_ns(events, row["namespace"])
@@ -505,6 +667,11 @@ class Campaign:
         return found
 
 
+def share_s(budget_s: float, prepared: Iterable[Prepared]) -> float:
+    """A visit's share of a budget: a tenth, or what it needs to come up twice where that is more."""
+    return max(budget_s / SHARES, 2 * max(one.seconds for one in prepared) + TRIAL_S)
+
+
 def _peaceful(plan: TrialPlan) -> bool:
     return faults.load(plan.fault).destroys is Domain.NOTHING
 
@@ -512,6 +679,20 @@ def _peaceful(plan: TrialPlan) -> bool:
 def host_with(facts: Mapping[str, Any], filesystem: str | None) -> str:
     """The id of this machine with another file system under test."""
     return machine8({**facts, "filesystem": filesystem})
+
+
+def judged(
+    outcome: Outcome, words: Mapping[str, Held], host: str, folder: str
+) -> tuple[list[Row], Sequence[Event], str | None]:
+    """The rows of a trial, its history, and the mistake of ours that it met; where judging is the mistake, the rows are
+    unknown and the history says why.
+    """
+    try:
+        return judgement.rows(outcome, words, host, folder), outcome.events, outcome.error
+    except Exception as error:
+        why = in_one_line(error)
+        events = [*outcome.events, {"e": "doubt", "t": time.monotonic_ns(), "why": why}]
+        return judgement.untold(outcome, words, host, folder, why), events, why
 
 
 def held(plan: TrialPlan, prepared: Mapping[Target, Prepared]) -> dict[str, Held]:

@@ -213,7 +213,7 @@ def _put(driver: process.Process, target: Mapping[str, Any]) -> list[dict[str, A
         arrived = driver.receive(end - time.monotonic())
         for event in arrived:
             events.append(event)
-            if event["e"] == "ok":
+            if event["e"] in ("ok", "fail"):
                 driver.send({})
         if not arrived and (time.monotonic() > end or not driver.alive()):
             raise NotCounted(driver.last_words(f"our writer was not done within {ANSWER_S:g} s"))

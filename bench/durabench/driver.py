@@ -145,7 +145,7 @@ def _identities(backends: Mapping[str, Backend]) -> dict[str, str]:
 
 def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
     """Step through the workload's plan until killed, or until so many puts were acknowledged or seconds have passed;
-    then close in order.
+    then close in order. After a put that was refused it waits for a line before the next one.
     """
     writer, seed, pace_s = order["writer"], order["seed"], order["pace_s"]
     puts, write_s = order["limit"] or float("inf"), order["limit_s"] or float("inf")
@@ -165,14 +165,15 @@ def write(order: Order, tell: Callable[[Mapping[str, Any]], None]) -> None:
             latency_ns = _timed(work, store, op, value, partial(_found, op, writer, index, seed, tell))
         except Refused as error:
             tell({"e": "fail", "w": writer, "i": index, "why": _why(error)})
-            continue
+            _wait_for_a_line()  # whether to go on: who refuses because it is dead would refuse for ever
         except Exception as error:
             tell({"e": "info", "w": writer, "i": index, "why": _why(error)})
             return
-        tell({"e": "ok", "w": writer, "i": index, "latency_ns": latency_ns})
-        if order.get("lockstep"):
-            _wait_for_a_line()
-        acknowledged += op.verb == "put"
+        else:
+            tell({"e": "ok", "w": writer, "i": index, "latency_ns": latency_ns})
+            if order.get("lockstep"):
+                _wait_for_a_line()
+            acknowledged += op.verb == "put"
         # Out of time only once a commit is done: a slow put of data would leave the metadata without any.
         if acknowledged >= puts or (op.namespace == METADATA and time.monotonic() - began >= write_s):
             if order.get("hold"):  # the power goes next: an orderly close would help the store
@@ -260,7 +261,9 @@ def _found(
 
 
 def _wait_for_a_line() -> None:
-    """Until the controller holds the acknowledgement: else the next put's flush could hide that this one had none."""
+    """Until the controller holds the answer: else the next put's flush could hide that an acknowledged one had none,
+    and the failures of a dead server would pile up.
+    """
     while os.read(0, 1) not in (b"\n", b""):
         pass
 

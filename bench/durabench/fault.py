@@ -34,6 +34,9 @@ class Fault:
         return self.recorded or self.late_flushes
 
 
+LATE_FLUSH_S = 4.0
+"""By how much a slow drive answers flushes late, unless ``--flush-delay`` says otherwise."""
+
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
@@ -77,7 +80,7 @@ FAULTS: dict[str, Fault] = {
         Fault(
             "slow-drive",
             Domain.SERVER,
-            "kill-server while the power disk answers flushes late (--flush-delay, 4s unless given)",
+            f"kill-server while the power disk answers flushes late (--flush-delay, {LATE_FLUSH_S:g}s unless given)",
             "a missing fsync: the page cache survives",
             needs_server=True,
             late_flushes=True,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Event = dict[str, Any]
-"""One line. ``e`` is its kind: trial, ready, armed, found, ok, fail, info, closed; strike, struck; up, down, listing,
-reading, doubt.
+"""One line. ``e`` is its kind: trial, ready, armed, found, ok, fail, info, closed; strike, struck; up, down, sampled,
+listing, reading, doubt.
 """
 
 Outcome = Literal["ok", "fail", "info"]

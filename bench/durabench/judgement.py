@@ -94,6 +94,32 @@ def _identity(plan: TrialPlan, namespace: str) -> Row:
     }
 
 
+def untold(outcome: Outcome, held: Mapping[str, Held], host: str, folder: str, why: str) -> list[Row]:
+    """The rows of a trial whose history could not be judged, without a look at what it means: unknown, and why."""
+    plan = outcome.plan
+    begun = {METADATA, *(event["ns"] for event in outcome.events if event["e"] == "armed")}
+    return [
+        {
+            **_identity(plan, namespace),
+            "backend": plan.targets[namespace].backend,
+            "setting": plan.targets[namespace].setting,
+            "tier": held[namespace].promise.tier,
+            "destroyed": fault.load(plan.fault).destroys.label,
+            "host": host,
+            "driver": outcome.driver,
+            "started": outcome.started,
+            "duration_s": outcome.duration_s,
+            "control": plan.control,
+            **outcome.more,
+            "verdict": "unknown",
+            "why": why,
+            "replay": f"durabench replay {folder} {plan.trial}",
+        }
+        for namespace in (METADATA, DATA)
+        if namespace in begun
+    ]
+
+
 COUNTS = ("acked", "in_doubt", "lost", "torn", "corrupt", "damaged_acked", "stale", "phantom", "resurrected", "hole")
 
 

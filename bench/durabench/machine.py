@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +42,11 @@ class Machine(Protocol):
     """How drivers start there, as rows name it: forked or fresh."""
     writers: list[Process]
     writers_are_servers: bool
+    until: float
+    """The monotonic time at which what is done here must be over."""
+
+    def left_s(self, most_s: float) -> float:
+        """How long something may be waited for: ``most_s``, and no longer than until then. Never less than 0."""
 
     def start(self, command: Command, root: Path) -> Process:
         """Start a driver, with lines on stdin and stdout, or a daemon, with a log."""
@@ -152,6 +158,7 @@ class Here:
     writers: list[Process] = field(default_factory=list)
     """The drivers that a strike on the client kills; with ``writers_are_servers`` a strike on the server too."""
     writers_are_servers: bool = False
+    until: float = float("inf")
     _drivers: list[Process] = field(default_factory=list)
     _daemons: list[Process] = field(default_factory=list)
     _ports: dict[str, int] = field(default_factory=dict)
@@ -161,6 +168,10 @@ class Here:
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)  # servers run as another user
         self.driver = "forked" if self.nursery else "fresh"
+
+    def left_s(self, most_s: float) -> float:
+        """How long something may be waited for."""
+        return max(0.0, min(most_s, self.until - time.monotonic()))
 
     def port(self, name: str) -> int:
         """A free port; the same for the same name."""
@@ -204,7 +215,7 @@ class Here:
 
     def run(self, command: Command, root: Path) -> None:
         """Run a set-up or configuration command to its end. Died with its last words unless it succeeds."""
-        process.run(command.argv, deadline_s=SETUP_S, **self._as_server(command, root))
+        process.run(command.argv, deadline_s=self.left_s(SETUP_S), **self._as_server(command, root))
 
     def _fresh(self, command: Command, root: Path) -> Process:
         env = {**os.environ, **command.env}
@@ -257,7 +268,7 @@ class Here:
     def stop(self) -> None:
         """An orderly stop of all daemons, last started first; SIGKILL for what does not go in time."""
         for daemon in reversed(self._daemons):
-            process.stop_tree(daemon, STOP_S)
+            process.stop_tree(daemon, self.left_s(STOP_S))
         self._forget(self._daemons)
 
     def end(self, driver: Process) -> None:

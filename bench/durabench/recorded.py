@@ -32,7 +32,7 @@ from durabench.guest import (
 )
 from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
 from durabench.service import ANSWER_S, Service, Target, not_in_force, promise_from
-from durabench.trial import SETTLE_AFTER_STRIKE_S, Outcome, TrialPlan
+from durabench.trial import SETTLE_AFTER_STRIKE_S, VICTIM_S, VICTIMS, Outcome, TrialPlan, namespaces
 from durabench_backends.contract import METADATA, Domain, Fact
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class _Writing:
     events: list[Event] = field(default_factory=list)
     news: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     writers: list[vm.GuestProcess] = field(default_factory=list)
+    late_s: float = 0.0
+    """By how much flushes are late from when the first writer is ready until the strike: what is set up before, and
+    what comes up again, has its deadlines.
+    """
 
     def hear(self, line: str) -> None:
         """Called in the thread that reads the guest's lines, at the moment each arrives."""
@@ -85,24 +89,25 @@ class _Writing:
         event["t"] = time.monotonic_ns()
         if event["e"] == "ok":
             self.disk.mark([event["w"], event["i"]])
+        elif event["e"] == "ready" and self.late_s:
+            self.disk.flush_delay_s = self.late_s
         self.events.append(event)
         self.news.put(event)
 
     def wait(self, plan: TrialPlan, puts: int, victim: int | None) -> None:
         """Until every writer has acknowledged its puts and holds still, or put ``victim`` begins. HarnessError."""
-        end = time.monotonic() + WRITE_S + (plan.pace_s + plan.flush_delay_s) * puts
+        end = time.monotonic() + WRITE_S + (plan.pace_s + plan.flush_delay_s) * (victim or puts)
         held: set[int] = set()
-        begun = 0
+        moment = None if victim is None else _Moment(plan, victim)
         while len(held) < plan.writers:
             try:
                 event = self.news.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 message = f"the guest's writer made {len(self.events)} events and not its {puts} puts in time"
                 raise Hung(message) from None
-            begun += event["e"] == "armed" and event["verb"] == "put" and event["w"] == 0
-            if begun == victim:
+            if moment is not None and moment.has_come(event):
                 return
-            if event["e"] == "ok":
+            if event["e"] in ("ok", "fail"):
                 self.writers[event["w"]].write_line("")
             if event["e"] == "held":
                 held.add(event["w"])
@@ -116,7 +121,8 @@ class _Writing:
         done = 0
         while done < writers and time.monotonic() < end:
             try:
-                done += self.news.get(timeout=max(0.0, end - time.monotonic()))["e"] in ("done", "failed")
+                event = self.news.get(timeout=max(0.0, end - time.monotonic()))
+                done += event["e"] in ("fail", "info", "done", "failed")
             except queue.Empty:
                 return
 
@@ -127,6 +133,36 @@ class _Writing:
         return "inside" if begun - answered else "after"
 
 
+@dataclass
+class _Moment:
+    """When a live server is struck: inside put ``victim``, or where puts are so slow that it takes too long, inside the
+    next one; never before every namespace has an acknowledgement.
+    """
+
+    plan: TrialPlan
+    victim: int
+    begun: int = 0
+    due: float = float("inf")
+    acknowledged: set[str] = field(default_factory=set)
+    _armed: dict[int, str] = field(default_factory=dict)
+
+    def has_come(self, event: Event) -> bool:
+        """Whether it is with this event: a put of the first writer that begins."""
+        if event["e"] == "ready":
+            paced_s = self.plan.pace_s * (self.victim - 1)
+            self.due = min(self.due, time.monotonic() + VICTIM_S + paced_s)
+        elif event["e"] == "ok":
+            self.acknowledged.add(self._armed[event["w"]])
+        elif event["e"] == "armed":
+            self._armed[event["w"]] = event["ns"]
+        if event["e"] != "armed" or event["verb"] != "put" or event["w"] != 0:
+            return False
+        self.begun += 1
+        late = self.begun >= VICTIMS.start and time.monotonic() > self.due
+        there = self.acknowledged.issuperset(namespaces(self.plan.workload))
+        return there and (self.begun >= self.victim or late)
+
+
 def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     """Kill the server on a disk that answers flushes late, start it again on the same machine, and read. One trial."""
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
@@ -134,8 +170,8 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
     stem = laboratory.folder.path / f"slow-{plan.recording}"
     image, log = stem.with_suffix(".img"), stem.with_suffix(".log")
     vm.copy_sparse(base.image, image)
-    disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes, flush_delay_s=plan.flush_delay_s)
-    began, writing = time.monotonic(), _Writing(disk)
+    disk = vm.PowerDisk(image, log, unit_bytes=unit_bytes)
+    began, writing = time.monotonic(), _Writing(disk, late_s=plan.flush_delay_s)
     events: list[Event] = [
         {"e": "trial", "t": 0, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt}
     ]
@@ -149,6 +185,7 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
                 daemon.kill(tree=True)
             for daemon in placed.daemons:
                 daemon.wait()
+            disk.flush_delay_s = 0.0
             writing.wait_for_the_last(plan.writers)
             events += [*writing.events, *_not_in_force(plan, writing.events)]
             events += [strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]

@@ -200,6 +200,7 @@ def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
         going.folder.close()
         return Ran(going.folder, interrupted=True)
     doubts += [f"a control failed: {name}" for name in going.failed_controls()]
+    doubts += dict.fromkeys([*(one.error for one in going.prepared.values() if one.error), *going.errors])
     missing = campaign.cells_json(going.not_run(), going.prepared, going.workload, going.facts)
     return Ran(going.folder, missing, doubts=doubts, not_kept=going.shelf.not_kept)
 

@@ -33,8 +33,8 @@ RECORDINGS_MAX = 36
 """Most recordings of a cell that a budget is planned for."""
 NOT_HERE = "this host is not reset: leave --lane out, or give guest, swap or loop"
 HERE_ONLY = "processes are killed on this host only: leave --lane out"
+IN_A_GUEST = "the server of a live guest is killed: leave --lane out, or give guest"
 TOO_SLOW = "too heavy for a disk that answers flushes late: it does not come up within a minute"
-LATE_FLUSH_S = 4.0
 SLOW_TRIALS = 2
 """Kills under late flushes in a round: each is a run of its own, of several seconds."""
 CONTROL_PUTS = 12
@@ -162,13 +162,13 @@ def _recorded_cell(
     *,
     by_name: bool,
 ) -> Cell:
-    lane = asked.lane or guest.default_lane()
+    lane = asked.lane or ("guest" if fault.late_flushes else guest.default_lane())
     if isinstance(pair, Cell):
         return replace(pair, fault=fault.name, by_name=by_name, lane=lane, filesystem=filesystem)
     cell = _with_why(Cell(*pair, fault.name, lane=lane, filesystem=filesystem, by_name=by_name), fault)
     if cell.verdict is not None:
         return cell
-    why = lack
+    why = IN_A_GUEST if fault.late_flushes and lane != "guest" else lack
     if not why and guest.is_heavy(cell.targets):
         why = TOO_SLOW if fault.late_flushes else guest.why_not_heavy(lane, filesystem)
     return not_run(cell, why) if why else cell
@@ -253,7 +253,11 @@ def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPl
 
 def _numbered(plan: TrialPlan, number: int, asked: Asked) -> TrialPlan:
     """With its number, its own seed, and the pace that its victim needs."""
-    plan = replace(plan, trial=number, seed=Random(f"{asked.seed}/{number}").getrandbits(48))
+    return paced(replace(plan, trial=number, seed=Random(f"{asked.seed}/{number}").getrandbits(48)))
+
+
+def paced(plan: TrialPlan) -> TrialPlan:
+    """The plan with the pace that its victim needs."""
     last = plan.puts if faults.load(plan.fault).recorded and plan.puts else plan.victim
     return replace(plan, pace_s=_pace_s(plan, last))
 
@@ -272,7 +276,8 @@ def round_trials(found: Iterable[Cell | TrialPlan], round_kills: int) -> list[in
 
 
 def _plan(cell: Cell, asked: Asked, profile: Profile) -> TrialPlan:
-    peace = faults.load(cell.fault).destroys is Domain.NOTHING
+    fault = faults.load(cell.fault)
+    peace = fault.destroys is Domain.NOTHING
     return TrialPlan(
         trial=0,
         seed=0,
@@ -284,7 +289,7 @@ def _plan(cell: Cell, asked: Asked, profile: Profile) -> TrialPlan:
         lane=cell.lane,
         filesystem=cell.filesystem,
         settle_s=asked.settle_s,
-        flush_delay_s=asked.flush_delay_s,
+        flush_delay_s=asked.flush_delay_s or (faults.LATE_FLUSH_S if fault.late_flushes else 0.0),
         server_kill=asked.server_kill,
         puts=profile.puts if peace else None,
         write_s=profile.write_s if peace else None,
@@ -307,6 +312,8 @@ def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPla
     """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right
     way.
     """
+    if faults.load(like.fault).late_flushes:  # images are looked at where that is fastest, whatever is killed alive
+        like = replace(like, lane=asked.lane or guest.default_lane())
     negative, positive = (
         targets_of(name)[0] for name in (profile.power.controls.negative, profile.power.controls.positive)
     )
@@ -330,16 +337,20 @@ def _recordings(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[T
         grouped.setdefault((cell.metadata, cell.data, cell.filesystem), []).append(cell)
     trials = asked.trials or (None if asked.budget_s else profile.power.trials)
     number = RECORDINGS_MAX if trials is None else min(trials, profile.power.recordings)
-    made = []
+    made: list[TrialPlan] = []
     for round_number in range(number):
         for members in grouped.values():
             states = _states(members[0], profile) if trials is None else len(range(round_number, trials, number))
             for cell in members:
-                name = f"{asked.seed}-{round_number}-{cell.label.replace(' + ', '+')}-{cell.filesystem}".replace(
-                    ":", "_"
-                )
-                plan = replace(_plan(cell, asked, profile), puts=profile.power.puts, write_s=None, recording=name)
-                made += [plan] * states
+                name = f"{asked.seed}-{round_number}-{cell.label.replace(' + ', '+')}-{cell.filesystem}"
+                name = name.replace(":", "_")
+                plan = replace(_plan(cell, asked, profile), write_s=None)
+                if faults.load(cell.fault).late_flushes:
+                    # Each is a run of its own, and has the disk to itself.
+                    times = SLOW_TRIALS if trials is None else states
+                    made += [replace(plan, recording=f"{name}-{cell.fault}-{each}") for each in range(times)]
+                else:
+                    made += [replace(plan, puts=profile.power.puts, recording=name)] * states
     return made
 
 
@@ -355,7 +366,9 @@ def _commands(target: Target) -> Sequence[Command]:
 
 
 def _pace_s(plan: TrialPlan, last: int) -> float:
-    """Seconds from put to put, so that acknowledgements up to put ``last`` span 1.5 windows where one may be lost.
+    """Seconds from put to put, so that acknowledgements up to put ``last`` span 1.5 windows where one may be lost; and
+    where flushes are late a part of one more, drawn: what waits for it is written at times of its own, and a strike
+    that always came just after one would never find anything waiting.
 
     Crash states of one recording share its pace: that of a power cut.
     """
@@ -363,7 +376,10 @@ def _pace_s(plan: TrialPlan, last: int) -> float:
     destroys = Domain.DRIVE if fault.recorded else fault.destroys
     loaded = [target.load()[1] for target in plan.targets.values()]
     windows = [setting.promise.may_lose_s.get(destroys, 0.0) for setting in loaded if setting]
-    return WINDOWS_SPANNED * max(windows, default=0.0) / (last - 1)
+    window_s = max(windows, default=0.0)
+    drawn = Random(f"{plan.seed}/late").random() if fault.late_flushes and window_s else 0.0
+    late_s = plan.flush_delay_s * drawn
+    return (WINDOWS_SPANNED * window_s + late_s) / (last - 1)
 
 
 @dataclass(frozen=True)

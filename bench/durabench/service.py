@@ -161,7 +161,8 @@ class Service:
         if self._admin is None:
             self._admin = self.machine.start(DRIVER, self.root)
         try:
-            answer = self._admin.ask({**order, "deadline_s": deadline_s}, deadline_s + ANSWER_S)[-1]
+            wait_s = self.machine.left_s(deadline_s + ANSWER_S)
+            answer = self._admin.ask({**order, "deadline_s": deadline_s}, wait_s)[-1]
         except HarnessError:
             self._admin = None
             raise

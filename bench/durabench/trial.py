@@ -9,10 +9,13 @@ from __future__ import annotations
 import select
 import statistics
 import time
+import traceback
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +37,14 @@ WRITE_S = 120.0
 """Longest a trial writes before it is given up; a paced one gets its pace on top."""
 SETTLE_AFTER_STRIKE_S = 5.0
 """How long a writer may take to notice that its server died; then its put is in doubt and it is killed."""
+REFUSED_READ = 20
+"""Of the keys of which every operation was refused so many are read back: that they are not there is soon seen."""
 READ_S = 120.0
 VICTIMS = range(2, 41)
+REFUSED_MAX = VICTIMS.stop
+"""Where a store refuses so many puts in a row before anything dies, there will be nothing to lose."""
+HARNESS = "an error of the harness itself"
+CUT = "cut, its visit has had its share of the budget"
 WINDOWS_SPANNED = 1.5
 SPIN_BELOW_S = 0.002
 VICTIM_S = 5.0
@@ -114,6 +123,8 @@ class Outcome:
     """Further fields of its rows: where in which recording it is."""
     by_namespace: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same, of the rows of one namespace: in which of its gaps."""
+    error: str | None = None
+    """The mistake of the harness itself that it met, in one line: the campaign cannot be trusted to have no other."""
 
 
 @dataclass
@@ -164,17 +175,66 @@ class Site:
 
 def run_trial(plan: TrialPlan, site: Site) -> Outcome:
     """Write, strike, reload; every failure of the harness itself becomes a doubt in the history, which makes it
-    unknown.
+    unknown, a mistake in its own code too.
     """
     cycle = _Cycle(plan, site)
     started, began = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
+    why: str | None = None
     try:
-        cycle.run()
+        try:
+            cycle.run()
+        finally:
+            cycle.end()
     except HarnessError as error:
-        cycle.note("doubt", why=str(error), voids=False)
-    finally:
-        cycle.end()
-    return Outcome(plan, cycle.events, cycle.sizes, site.machine.driver, started, time.monotonic() - began)
+        cycle.note("doubt", why=str(error) if site.machine.left_s(1.0) else f"{CUT}: {error}", voids=False)
+    except Exception as error:
+        why = in_one_line(error)
+        cycle.note("doubt", why=why, voids=True)
+    took_s = time.monotonic() - began
+    return Outcome(plan, cycle.events, cycle.sizes, site.machine.driver, started, took_s, error=why)
+
+
+def without_trial(plan: TrialPlan, why: str, error: str | None = None) -> Outcome:
+    """What is left of a trial that could not begin: a history that says so. ``error``: as in `Outcome`."""
+    now_ns = time.monotonic_ns()
+    events: list[Event] = [
+        {"e": "trial", "t": now_ns, "seed": plan.seed, "trial": plan.trial, "attempt": plan.attempt},
+        {"e": "doubt", "t": now_ns, "why": why},
+    ]
+    return Outcome(plan, events, started=datetime.now(UTC).isoformat(timespec="milliseconds"), error=error)
+
+
+def in_one_line(error: BaseException) -> str:
+    """A mistake of ours for a history and for a person: its class, its words, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    words = " ".join(str(error).split())[:300]
+    return f"{HARNESS}: {type(error).__name__}{f': {words}' if words else ''}{where}"
+
+
+def keys_to_read(events: Sequence[Event], seed: int) -> tuple[dict[str, list[str]], list[Event]]:
+    """The keys that a reader is asked for, by namespace: every one that was attempted, but of those of which every
+    operation was refused a sample; and an event that says how many of how many, where some are left out.
+
+    What is listed is read anyway, so that a refused put that is there all the same is seen.
+    """
+    refused = {(event["w"], event["i"]) for event in events if event["e"] == "fail"}
+    certain: dict[str, dict[str, bool]] = defaultdict(dict)
+    for event in events:
+        if event["e"] == "armed":
+            of_key = certain[event["ns"]]
+            of_key[event["key"]] = of_key.get(event["key"], True) and (event["w"], event["i"]) in refused
+    keys: dict[str, list[str]] = {}
+    told: list[Event] = []
+    for namespace, every in certain.items():
+        failed = sorted(key for key, all_refused in every.items() if all_refused)
+        read = failed
+        if len(failed) > REFUSED_READ:
+            read = Random(f"{seed}/refused/{namespace}").sample(failed, REFUSED_READ)
+            words = {"ns": namespace, "read": len(read), "of": len(failed)}
+            told.append({"e": "sampled", "t": time.monotonic_ns(), **words})
+        keys[namespace] = sorted({key for key, all_refused in every.items() if not all_refused} | set(read))
+    return keys, told
 
 
 @dataclass
@@ -188,6 +248,8 @@ class _Cycle:
     _latencies_ns: dict[str, list[int]] = field(default_factory=dict)
     _armed: dict[int, Event] = field(default_factory=dict)
     _puts_armed: int = 0
+    _refused: int = 0
+    """How many puts of the first writer were refused one after the other."""
     _written_to: frozenset[str] = frozenset()
     _strike_by: float = float("inf")
 
@@ -208,6 +270,8 @@ class _Cycle:
             self.note("strike")
             self._retire(writers)
             self.site.machine.stop()
+            if not self.site.machine.left_s(1.0):
+                raise Hung("the servers were not stopped in order, for time")
             for service in self.site.distinct:
                 service.start()
         else:
@@ -289,12 +353,13 @@ class _Cycle:
         return victim
 
     def _write_to_the_end(self, writers: Sequence[Process]) -> None:
-        end = time.monotonic() + WRITE_S
+        end = self._end(WRITE_S)
         waiting = list(writers)
         while waiting:
             for writer in _readable(waiting, end, "the writers did not finish"):
                 events = writer.receive(0)
                 self._take(events)
+                _go_on(writer, events)
                 if writer.ended:
                     raise Died(writer.last_words("a writer ended in peacetime"))
                 if any(event["e"] == "done" for event in events):
@@ -303,15 +368,19 @@ class _Cycle:
             self.note("doubt", why="a put failed in peacetime", voids=False)
 
     def _write_until_struck(self, writers: Sequence[Process], fault: faults.Fault) -> None:
-        end = time.monotonic() + WRITE_S + self.plan.pace_s * self.plan.victim
+        end = self._end(WRITE_S + self.plan.pace_s * self.plan.victim)
         self._written_to = frozenset(namespaces(self.plan.workload))
         self._strike_by = time.monotonic() + VICTIM_S + 2 * self.plan.pace_s * self.plan.victim
         armed = None
         while armed is None:
             for writer in _readable(writers, end, "the victim put was never reached"):
-                armed = self._take(writer.receive(0)) or armed
+                events = writer.receive(0)
+                armed = self._take(events) or armed
                 if writer.ended or (self.events and self.events[-1]["e"] in ("info", "done")):
                     raise Died(writer.last_words("a writer ended before the strike"))
+                self._refuse_to_wait(events)
+                if armed is None:
+                    _go_on(writer, events)
         self._wait_inside(armed)
         self.note("strike", fault=fault.name)
         self.site.machine.strike(fault, self.plan.seed)
@@ -329,18 +398,30 @@ class _Cycle:
         while time.monotonic() < until:
             pass
 
+    def _refuse_to_wait(self, events: Sequence[Event]) -> None:
+        """Died where the store takes nothing: a victim is never reached without an acknowledgement."""
+        for event in events:
+            if event["e"] in ("ok", "fail") and event["w"] == 0:
+                self._refused = self._refused + 1 if event["e"] == "fail" else 0
+                if self._refused >= REFUSED_MAX:
+                    raise Died(f"{self._refused} puts were refused one after the other: {event['why']}")
+
+    def _end(self, wait_s: float) -> float:
+        """The monotonic time in ``wait_s``, or when the visit has had its share."""
+        return time.monotonic() + self.site.machine.left_s(wait_s)
+
     def _hear_the_last(self, writers: Sequence[Process]) -> None:
-        """What was already said when the strike came, and what surviving writers say of it; silence leaves puts in
-        doubt.
+        """What was already said when the strike came, and one failure of every writer that lives on: it waits after a
+        put that was refused, and nothing tells it to go on; one in doubt is its last. Silence leaves puts in doubt.
         """
-        end = time.monotonic() + SETTLE_AFTER_STRIKE_S
+        end = self._end(SETTLE_AFTER_STRIKE_S)
         waiting = list(writers)
         while waiting and time.monotonic() < end:
             ready, _, _ = select.select(waiting, [], [], max(0, end - time.monotonic()))
             for writer in ready:
                 events = writer.receive(0)
                 self._take([event for event in events if event["e"] != "failed"])
-                if writer.ended or any(event["e"] in ("done", "failed") for event in events):
+                if writer.ended or any(event["e"] in ("fail", "info", "done", "failed") for event in events):
                     waiting.remove(writer)
 
     def _struck(self) -> Struck:
@@ -353,15 +434,9 @@ class _Cycle:
     def _reload(self, fault: faults.Fault) -> None:
         """Read all that is left in a process that never wrote."""
         began_ns = time.monotonic_ns()
-        keys: dict[str, set[str]] = {}
-        for event in self.events:
-            if event["e"] == "armed":
-                keys.setdefault(event["ns"], set()).add(event["key"])
-        order = {
-            **self.site.order(self.plan),
-            "do": "read",
-            "keys": {name: sorted(some) for name, some in keys.items()},
-        }
+        keys, sampled = keys_to_read(self.events, self.plan.seed)
+        self.events += sampled
+        order = {**self.site.order(self.plan), "do": "read", "keys": keys}
         order["sizes"] = fault.destroys is Domain.NOTHING
         events, answer = self._read_back(order)
         first = next((event for event in events if event["e"] == "listing"), None)
@@ -384,7 +459,7 @@ class _Cycle:
             with suppress(Died):  # what ended meanwhile is seen by its silence
                 reader.send(order)
             events: list[Event] = []
-            end = time.monotonic() + READY_S + READ_S
+            end = self._end(READY_S + READ_S)
             while time.monotonic() < end and not reader.ended and not is_answered(events):
                 events += reader.receive(0.2)
             if is_answered(events):
@@ -392,10 +467,10 @@ class _Cycle:
             hung = not reader.ended
             crashed = not hung and -reader.wait(READ_S) in CRASHES
             why = reader.last_words("did not answer in time" if hung else f"the reader ended with {reader.exit_code}")
+            if hung and not self.site.machine.left_s(1.0):
+                break  # that its visit has had its share says nothing of the store
             if hung or (crashed and not again):
                 return [*events, self._down(why)], {}
-            if not again:
-                break
         raise Died(why)
 
     def _answered(self, reader: Process, events: list[Event]) -> tuple[list[Event], Event]:
@@ -439,6 +514,12 @@ class _Cycle:
             if restarted == (instance == self._identities.get(name)):
                 why = "is still the one from before the strike" if restarted else "was restarted by something else"
                 self.note("doubt", why=f"{service.target.label}: the instance that answers {why}")
+
+
+def _go_on(writer: Process, events: Sequence[Event]) -> None:
+    """A writer whose put was refused waits to be told to go on."""
+    if any(event["e"] == "fail" for event in events):
+        writer.send({})
 
 
 def _readable(processes: Sequence[Process], end: float, what: str) -> list[Process]:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durabench import cli, floor, meter, results, service
+from durabench import cli, floor, meter, results, schedule, service
 from durabench.cli.options import seconds
 from durabench.plan import document, loss, planning, sizes, split, trace
 from durabench.plan.accounting import drop_from_cache, written_bytes, written_since
@@ -189,9 +189,15 @@ def test_both_layouts_are_put_through_the_faults(planned):
             assert {fault["fault"] for fault in one["whole"]["faults"]} <= {"kill-client"}, "there is no server to kill"
             for layout in ("whole", "split"):
                 for fault in one[layout]["faults"]:
-                    assert fault["trials"]
+                    assert fault["trials"] + fault["trials_unknown"]
+                    if not fault["trials"]:
+                        continue
                     assert fault["lost"] == fault["dangling"] == 0
                     assert 0 < fault["bound_high"] < 1
+    asked = {(one["metadata"], one["data"], one["layout"], one["fault"]) for one in plan["losses"]}
+    assert len(asked) == len(plan["losses"])
+    assert all(one["planned"] >= one["trials"] + one["trials_unknown"] for one in plan["losses"])
+    assert {one["verdict"] for one in plan["losses"]} <= {"kept", "unknown", "not run"}
 
 
 def test_the_folder_is_the_usual_one_and_reads_again(planned, typed):
@@ -404,7 +410,7 @@ def test_ctrl_c_leaves_what_was_measured_and_says_so(tmp_path):
         time.sleep(0.05)
     began.send_signal(signal.SIGINT)
     _, err = began.communicate(timeout=60)
-    assert began.returncode == 130
+    assert began.returncode == 130, err
     assert f"interrupted; what was measured is kept in {out}" in err
     folder = results.Folder.open(out)
     assert not folder.finished
@@ -648,22 +654,97 @@ def test_a_dropped_file_is_seen_to_be_gone(tmp_path):
         assert drop_from_cache(tmp_path)
 
 
-def test_a_layout_that_loses_is_counted_by_trials():
-    def row(trial, **words):
-        same = {"backend": "b", "setting": "s", "workload": "agent", "fault": "kill-client", "verdict": "kept"}
-        same |= {"namespace": "metadata", "partner": None}
-        return {**same, "trial": trial, "lost": 0, "dangling": 0, "unavailable": False, **words}
+def trial_row(trial, namespace="metadata", label="b:s", **words):
+    backend, setting = label.split(":")
+    same = {"workload": "agent", "fault": "kill-client", "verdict": "kept", "partner": None, "why": "nothing lost"}
+    same |= dict.fromkeys(("lost", "stale", "damaged_acked", "resurrected", "dangling"), 0) | {"unavailable": False}
+    return {**same, "trial": trial, "namespace": namespace, "backend": backend, "setting": setting, **words}
 
-    rows = [row(0), row(0, namespace="data", lost=3, verdict="broken"), row(1, dangling=1)]
-    rows += [row(2, verdict="unknown", lost=9), row(3, partner="c:t", lost=5, verdict="broken")]
-    rows += [row(3, backend="c", setting="t", namespace="data", partner="b:s", lost=2, verdict="broken")]
+
+def over_two(trial, metadata=None, data=None, **words):
+    """A trial of ``agent`` with metadata in b:s and data in c:t."""
+    yield trial_row(trial, partner="c:t", **words, **(metadata or {}))
+    yield trial_row(trial, "data", "c:t", partner="b:s", **words, **(data or {}))
+
+
+def test_a_layout_that_loses_is_counted_by_trials():
+    rows = [trial_row(0), trial_row(0, "data", lost=3, verdict="broken"), trial_row(1, dangling=1)]
+    rows += [trial_row(2, verdict="unknown", lost=9, why="the reader died")]
+    rows += over_two(3, {"lost": 5, "verdict": "broken"}, {"lost": 2, "verdict": "broken"})
     (found,) = loss.summary(rows, "b:s", "b:s", "split")
     assert (found["trials"], found["trials_with_loss"], found["lost"], found["dangling"]) == (2, 1, 3, 1)
-    assert found["verdict"] == "broken"
+    assert (found["verdict"], found["trials_unknown"], found["unknown_why"]) == ("broken", 1, "the reader died")
     assert loss.summary(rows, "b:s", "b:s", "whole") == []
-    (over_two,) = loss.summary(rows, "b:s", "c:t", "split")
-    assert (over_two["trials"], over_two["trials_with_loss"], over_two["lost"]) == (1, 1, 7)
+    (two,) = loss.summary(rows, "b:s", "c:t", "split")
+    assert (two["trials"], two["trials_with_loss"], two["lost"]) == (1, 1, 7)
     assert loss.summary(rows, "c:t", "b:s", "split") == []
+
+
+@pytest.mark.parametrize("how", ["lost", "stale", "damaged_acked", "resurrected"])
+def test_whatever_is_not_what_was_acknowledged_is_a_loss_of_the_one_that_kept_it(how):
+    rows = [row for n in range(6) for row in over_two(n, data={how: 2, "verdict": "broken", "why": f"2 {how}"})]
+    (found,) = loss.summary(rows, "b:s", "c:t", "split")
+    assert (found["trials"], found["trials_with_loss"], found[how]) == (6, 6, 12)
+    assert found["guilty"] == [{"label": "c:t", "trials": 6, "why": f"2 {how}"}], "b:s kept everything"
+    assert found["bound_high"] == 1.0
+
+
+def test_what_does_not_come_up_is_counted_apart_from_what_is_lost():
+    down = {"lost": None, "stale": None, "damaged_acked": None, "resurrected": None, "unavailable": True}
+    rows = [row for n in range(3) for row in over_two(n)]
+    rows += over_two(3, {**down, "verdict": "broken", "why": "unavailable: it will not start"})
+    (found,) = loss.summary(rows, "b:s", "c:t", "split")
+    assert (found["trials"], found["trials_with_loss"], found["trials_unavailable"]) == (4, 0, 1)
+    assert found["bound_high"] == pytest.approx(1 - 0.025 ** (1 / 3)), "of the three that can tell what they lost"
+    assert [each["label"] for each in found["guilty"]] == ["b:s"]
+
+
+def test_a_trial_of_which_a_half_is_unknown_is_not_judged_unless_the_other_half_is_broken():
+    unknown = {"verdict": "unknown", "why": "window not exercised"}
+    rows = [*over_two(0, unknown), *over_two(1, unknown, {"verdict": "broken", "lost": 1}), *over_two(2)]
+    (found,) = loss.summary(rows, "b:s", "c:t", "split")
+    assert (found["trials"], found["trials_unknown"], found["trials_with_loss"]) == (2, 1, 1)
+    (found,) = loss.summary(list(over_two(0, unknown)), "b:s", "c:t", "split")
+    assert (found["trials"], found["verdict"], found["bound_high"]) == (0, "unknown", None)
+
+
+def test_every_arrangement_that_was_planned_is_told_of_also_where_none_of_its_trials_ran():
+    from durabench.service import Target
+
+    files, valkey = Target("files", "fsync-dir"), Target("valkey", "aof-everysec")
+    cells = [
+        ("agent", schedule.Cell(valkey, files, "kill-server")),
+        ("whole", schedule.Cell(files, files, "kill-client")),
+    ]
+    some = loss.plans(cells, 3, 1)
+    rows = [trial_row(0, label="files:fsync-dir", workload="whole")]
+    first, second = loss.table(rows, some)
+    assert (first["metadata"], first["data"], first["layout"]) == ("valkey:aof-everysec", "files:fsync-dir", "split")
+    assert (first["planned"], first["trials"], first["trials_unknown"], first["verdict"]) == (3, 0, 0, "not run")
+    assert (second["planned"], second["trials"], second["verdict"]) == (3, 1, "kept")
+
+
+@pytest.mark.parametrize(
+    "setting, fault, window_s", [("aof-everysec", "kill-server", 2.0), ("aof-everysec", "kill-client", 0.0)]
+)
+def test_the_trials_of_a_plan_are_paced_as_those_of_a_run(setting, fault, window_s):
+    from durabench.service import Target
+    from durabench.trial import WINDOWS_SPANNED
+
+    target = Target("valkey", setting)
+    for one in loss.plans([("agent", schedule.Cell(target, target, fault))], 20, 1):
+        assert one.pace_s * (one.victim - 1) == pytest.approx(WINDOWS_SPANNED * window_s)
+        assert one == schedule.paced(one)
+
+
+def test_a_window_is_exercised_by_the_trials_of_a_plan(cycle):
+    from durabench.service import Target
+
+    target = Target("postgres", "off")
+    rows = cycle.plans(loss.plans([("whole", schedule.Cell(target, target, "kill-server"))], 3, 1))
+    (found,) = loss.summary(rows, "postgres:off", "postgres:off", "whole")
+    assert (found["trials"], found["trials_unknown"]) == (3, 0)
+    assert found["verdict"] in ("within", "kept")
 
 
 def test_where_time_is_short_the_sizes_that_steps_put_stay_longest():

@@ -317,13 +317,65 @@ def test_a_p99_that_is_too_slow_excludes_and_too_few_puts_leave_it_open():
 
 
 def test_what_was_seen_to_break_its_promise_is_not_recommended_however_fast_it_is():
-    fault = {"fault": "kill-server", "trials": 6, "trials_with_loss": 2, "lost": 9, "dangling": 0, "verdict": "broken"}
-    entry = SPLIT | {"data": "post:on", "split": LAYOUT | {"faults": [fault]}}
-    made = document(own_sizes=ONCE, split=[entry])
+    made = document(own_sizes=ONCE, losses=[lossy("post:on", "post:on", "post:on", trials=6)])
     found = recommend(made)
     assert found.arrangement.labels == {"tree:fsync"}
     assert found.excluded[0]["label"] == "post:on"
-    assert "post:on: its promise: broken: 2 of 6 trials of kill-server lost what was acknowledged" in table.text(made)
+    assert "post:on: its promise: 2 of 6 trials of kill-server: 9 lost of 40" in table.text(made)
+
+
+def lossy(metadata, data, *guilty, trials=6, **words):
+    """An entry of ``losses``, in which the guilty ones broke their promise in two trials."""
+    return {
+        "layout": "split",
+        "metadata": metadata,
+        "data": data,
+        "fault": "kill-server",
+        "trials": trials,
+        "trials_unknown": 0,
+        "unknown_why": None,
+        "lost": 9 if guilty else 0,
+        "dangling": 0,
+        "verdict": "broken" if guilty else "kept",
+        "guilty": [{"label": label, "trials": 2, "why": "9 lost of 40"} for label in guilty],
+        **words,
+    }
+
+
+def test_of_two_backends_only_the_one_that_broke_its_promise_is_excluded():
+    made = document(own_sizes=ONCE, losses=[lossy("post:on", "tree:fsync", "tree:fsync")])
+    found = recommend(made)
+    assert [one["label"] for one in found.excluded] == ["tree:fsync"]
+    assert "post:on" in found.arrangement.labels
+    assert "post:on, tree:fsync, split, kill-server: broken by tree:fsync, 9 lost" in table.text(made)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ({"trials_unknown": 6, "unknown_why": "window not exercised"}, "was judged: window not exercised"),
+        ({}, "was judged: none was run"),
+    ],
+)
+def test_what_no_trial_could_judge_is_recommended_with_a_caution(words, said):
+    made = document(own_sizes=ONCE, losses=[lossy("post:on", "tree:fsync", trials=0, verdict="unknown", **words)])
+    found = recommend(made)
+    assert f"no trial of kill-server with tree:fsync {said}" in found.cautions
+    judged = document(own_sizes=ONCE, losses=[*made["losses"], lossy("tree:fsync", "tree:fsync")])
+    assert not any("with tree:fsync" in line for line in recommend(judged).cautions)
+
+
+def test_what_meets_the_goal_and_was_not_measured_is_told_and_not_left_out_in_silence():
+    made = document(own_sizes=ONCE)
+    made["sweep"] = [one for one in made["sweep"] if one["label"] != "tree:fsync"]
+    made["candidates"] = [
+        one | ({"stopped_bytes": 1, "stopped_why": "it does not come up"} if one["label"] == "tree:fsync" else {})
+        for one in made["candidates"]
+    ]
+    found = recommend(made)
+    assert {"label": "tree:fsync", "excluded_by": "not measured", "why": "it does not come up"} in found.excluded
+    made["sweep"] = []
+    assert len(recommend(made).excluded) == len(COSTS)
 
 
 def test_a_size_that_a_backend_does_not_take_excludes_it_there():
@@ -386,7 +438,16 @@ LAYOUT = {
     "unchanged": {"steps": 40, "payload_bytes": MIB, "writer_bytes": MIB, "device_bytes": None, "p50_ns": 4e6},
     "changed": {"steps": 10, "payload_bytes": MIB, "writer_bytes": MIB, "device_bytes": None, "p50_ns": 5e6},
     "faults": [
-        {"fault": "kill-client", "trials": 4, "trials_with_loss": 0, "lost": 0, "dangling": 2, "verdict": "kept"}
+        {
+            "fault": "kill-client",
+            "trials": 4,
+            "trials_unknown": 0,
+            "unknown_why": None,
+            "lost": 0,
+            "dangling": 2,
+            "verdict": "kept",
+            "guilty": [],
+        }
     ],
 }
 SPLIT = {

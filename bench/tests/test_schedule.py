@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -164,6 +165,68 @@ def test_a_pair_is_paced_by_the_longer_window():
         Asked(metadata=("postgres:off",), data=("valkey:aof-everysec",), faults=("kill-server",), trials=1)
     )
     assert plan.pace_s * (plan.victim - 1) == pytest.approx(3.0)
+
+
+# --- a slow drive
+
+
+SLOW = Asked(backends=("valkey:aof-everysec",), faults=("slow-drive",))
+
+
+@pytest.fixture
+def _machine(monkeypatch):
+    """As where a machine can be reset, whatever this host has."""
+    monkeypatch.setattr(schedule.guest, "why_not", lambda: None)
+
+
+@pytest.mark.usefixtures("_machine")
+@pytest.mark.parametrize("asked_s, late_s", [(0.0, fault.LATE_FLUSH_S), (1.5, 1.5)])
+def test_a_slow_drive_is_late_by_what_is_asked_or_by_what_it_says(asked_s, late_s):
+    for asked in (replace(SLOW, trials=5), replace(SLOW, budget_s=60.0)):
+        plans = trials(replace(asked, flush_delay_s=asked_s))
+        assert plans
+        assert {(plan.flush_delay_s, plan.lane) for plan in plans} == {(late_s, "guest")}
+        assert len({plan.recording for plan in plans}) == len(plans), "each is a run of its own"
+    assert len(trials(replace(SLOW, trials=5))) == 5
+
+
+@pytest.mark.usefixtures("_machine")
+def test_the_other_faults_are_not_late_beside_it_and_keep_their_recordings():
+    plans = trials(replace(SLOW, faults=("cut-power", "slow-drive"), trials=4))
+    late = {plan.recording for plan in plans if plan.fault == "slow-drive"}
+    others = [plan for plan in plans if plan.fault == "cut-power"]
+    assert {plan.flush_delay_s for plan in others} == {0.0}
+    assert late.isdisjoint({plan.recording for plan in others})
+    assert all(len({plan.fault for plan in members}) == 1 for members in schedule.recordings(plans))
+
+
+@pytest.mark.usefixtures("_machine")
+def test_on_a_slow_drive_acknowledgements_span_the_window_and_a_part_of_a_late_flush():
+    spans = [plan.pace_s * (plan.victim - 1) for plan in trials(replace(SLOW, trials=200))]
+    shortest = WINDOWS_SPANNED * 2.0
+    assert all(shortest <= span <= shortest + fault.LATE_FLUSH_S for span in spans)
+    assert max(spans) - min(spans) > fault.LATE_FLUSH_S / 2
+    nothing = trials(replace(SLOW, backends=("valkey:aof-always",), trials=3))
+    assert {plan.pace_s for plan in nothing} == {0.0}
+
+
+@pytest.mark.usefixtures("_machine")
+@pytest.mark.parametrize("lane", ["swap", "loop"])
+def test_a_server_is_killed_in_a_live_guest_only(lane):
+    found = cell(replace(SLOW, lane=lane, filesystem="ext4"))
+    assert (found.verdict, found.why) == ("not run", schedule.IN_A_GUEST)
+
+
+@pytest.mark.usefixtures("_machine")
+def test_list_the_readme_and_help_say_how_late_the_plan_is(typed):
+    (late_s,) = {plan.flush_delay_s for plan in trials(replace(SLOW, trials=1))}
+    said = f"{late_s:g}s unless given"
+    root = Path(__file__).parents[2]
+    assert said in typed("list")[1].replace("\n", " ")
+    (line,) = [each for each in (root / "README.md").read_text().splitlines() if each.startswith("| `slow-drive` |")]
+    assert f"(`--flush-delay`, {said})" in line
+    assert f"by {late_s:g} s unless\n`--flush-delay` says otherwise" in (root / "bench" / "README.md").read_text()
+    assert f"{said})." in " ".join(typed("run", "--help")[1].replace("│", " ").split())
 
 
 # --- what is asked for

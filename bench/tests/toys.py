@@ -195,3 +195,80 @@ def _slowed(store: Store, by_s: Callable[[bytes], float]) -> Store:
 
     store.put = slow  # type: ignore[method-assign]
     return store
+
+
+class Closed(Listening):
+    """Files that refuse every put for certain once nobody listens on the server's port."""
+
+    def open(self, namespace: str) -> Store:
+        import socket
+
+        store = super().open(namespace)
+        put, port = store.put, self._listening("main")
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError as error:
+            raise NotReady(str(error)) from None
+
+        def closed(key: str, value: bytes) -> None:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError as error:
+                message = f"nothing was sent: {error}"
+                raise Refused(message) from None
+            put(key, value)
+
+        store.put = closed  # type: ignore[method-assign]
+        return store
+
+
+class Quota(Files):
+    """Files that take ten puts of a process and then no more."""
+
+    takes = 10
+
+    def open(self, namespace: str) -> Store:
+        store = super().open(namespace)
+        put, taken = store.put, []
+
+        def full(key: str, value: bytes) -> None:
+            if len(taken) >= self.takes and key != "ready":
+                raise Refused("over quota")
+            put(key, value)
+            taken.append(key)
+
+        store.put = full  # type: ignore[method-assign]
+        return store
+
+
+class Sated(Quota):
+    """Files that take nothing."""
+
+    takes = 0
+
+
+class Stuck(Files):
+    """Files whose fourth put never ends."""
+
+    def open(self, namespace: str) -> Store:
+        store = super().open(namespace)
+        put, begun = store.put, []
+
+        def stuck(key: str, value: bytes) -> None:
+            begun.append(key)
+            if len(begun) == 4:
+                time.sleep(3600)
+            put(key, value)
+
+        store.put = stuck  # type: ignore[method-assign]
+        return store
+
+
+class Lingering(Listening):
+    """A server that does not go when it is asked to."""
+
+    def commands(self) -> Sequence[Command]:
+        (command,) = super().commands()
+        *argv, code, port = command.argv
+        deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{code}"
+        return (Command("daemon", (*argv, deaf, port)),)

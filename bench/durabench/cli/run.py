@@ -47,7 +47,8 @@ def run(
         float, typer.Option(min=0, metavar="S", help="Seconds between the last acknowledgement and the strike.")
     ] = 0.0,
     flush_delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How late the power disk answers flushes.")
+        str | None,
+        typer.Option(metavar="TIME", help="How late the power disk answers flushes (slow-drive: 4s unless given)."),
     ] = None,
     server_kill: Annotated[
         str, typer.Option(metavar="tree|main", help="Kill the server's whole process tree, or its main process only.")

@@ -172,6 +172,18 @@ def _crossing(one: Crossing, a: str, b: str) -> dict[str, Any]:
     }
 
 
+def losses_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What every arrangement lost under each fault; of a plan.json that has it with its layouts only, from there."""
+    if "losses" in document:
+        return list(document["losses"])
+    return [
+        {"layout": layout, "metadata": entry["metadata"], "data": entry["data"], **one}
+        for entry in document["split"]
+        for layout in loss.WORKLOADS
+        for one in (entry[layout] or {}).get("faults") or ()
+    ]
+
+
 # --- whole against split ---------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from durabench import floor
+from durabench.trial import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,6 +59,8 @@ class Ledger:
     began: float = field(default_factory=time.monotonic)
     """When the command did, on the monotonic clock."""
     rows: list[Row] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """Mistakes of the harness itself: what was not met is not known (exit 3)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, kind: str, candidate: Candidate, **words: Any) -> None:
@@ -90,6 +93,13 @@ class Ledger:
     def left_s(self) -> float:
         """How much of that is left."""
         return self.total_s - (time.monotonic() - self.began)
+
+    def mistaken(self, what: str, error: BaseException) -> str:
+        """Remember and say that the harness itself failed in ``what``; why, in one line."""
+        why = in_one_line(error)
+        self.errors.append(f"{what}: {why}")
+        self.say(self.errors[-1])
+        return why
 
     def progress(self, what: str) -> None:
         """Say what is being done, and how far that is from the end."""

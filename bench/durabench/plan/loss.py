@@ -5,20 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from durabench import campaign, judgement, schedule
+from durabench import campaign, schedule
 from durabench import fault as faults
-from durabench.trial import Outcome, TrialPlan
+from durabench.trial import TrialPlan
 from durabench.workload import DATA_BYTES, METADATA_BYTES
 from durabench_backends.contract import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from durabench.campaign import Prepared
     from durabench.plan.candidates import Candidate
@@ -30,6 +31,10 @@ WORKLOADS = {"whole": "whole", "split": "agent"}
 """Layout → the workload that writes in it."""
 LARGEST_BYTES = METADATA_BYTES + DATA_BYTES
 FAULTS = ("kill-client", "kill-server")
+LOSSES = ("lost", "stale", "damaged_acked", "resurrected")
+"""Fields of a row that say that something acknowledged is not what it should be."""
+VERDICTS = ("broken", "no-promise", "within", "kept")
+"""Of what was judged, worst first."""
 LEAVE_S = 10.0
 
 
@@ -50,16 +55,18 @@ def cells(candidates: Sequence[Candidate], embedded: Mapping[Target, bool]) -> l
 
 
 def plans(some: Sequence[tuple[str, schedule.Cell]], trials: int, seed: int) -> list[TrialPlan]:
-    """Every trial with its seed, in the order of the cells."""
+    """Every trial with its seed, paced as `run` does, in the order of the cells."""
     numbers = count()
     return [
-        TrialPlan(
-            trial=(number := next(numbers)),
-            seed=Random(f"{seed}/fault/{number}").getrandbits(48),
-            metadata=cell.metadata,
-            data=cell.data,
-            workload=workload,
-            fault=cell.fault,
+        schedule.paced(
+            TrialPlan(
+                trial=(number := next(numbers)),
+                seed=Random(f"{seed}/fault/{number}").getrandbits(48),
+                metadata=cell.metadata,
+                data=cell.data,
+                workload=workload,
+                fault=cell.fault,
+            )
         )
         for workload, cell in some
         for _ in range(trials)
@@ -79,10 +86,7 @@ class Losses:
 
     def run(self, some: Sequence[TrialPlan]) -> None:
         """All of them; KeyboardInterrupt leaves those that have ended."""
-        futures = [
-            self.executor.submit(campaign.run_visit, visit, self.ledger.ground, self._mail.put, self.stop)
-            for visit in _visits(some)
-        ]
+        futures = [self._submit(visit) for visit in _visits(some)]
         done = 0
         try:
             while not all(future.done() for future in futures) or not self._mail.empty():
@@ -93,12 +97,19 @@ class Losses:
                     done += self._take(mail)
                     self.ledger.progress(f"faults, trial {done} of {len(some)}")
             for future in futures:
-                future.result()
+                error = future.exception()
+                if error is not None:
+                    self.ledger.mistaken("fault trials", error)
         finally:
             self.stop.set()
             end = time.monotonic() + LEAVE_S
             while time.monotonic() < end and not all(future.done() for future in futures):
                 time.sleep(0.02)
+
+    def _submit(self, visit: schedule.Visit) -> Future[None]:
+        """No visit takes longer than its share of all the time."""
+        share_s = campaign.share_s(self.ledger.total_s, [self.prepared[target] for target in visit.key])
+        return self.executor.submit(campaign.run_visit, visit, self.ledger.ground, self._mail.put, self.stop, share_s)
 
     def _letters(self) -> Iterator[Any]:
         try:
@@ -109,14 +120,18 @@ class Losses:
             return
 
     def _take(self, mail: Any) -> int:
-        if not isinstance(mail, Outcome):
-            visit, why = mail
-            self._trouble(f"{visit.key[0].label}: {why}")
+        if isinstance(mail, campaign.Trouble):
+            self._trouble(f"{mail.visit.key[0].label}: {mail.why}")
+            self.ledger.errors += [mail.error] if mail.error else []
             return 0
-        folder = self.ledger.folder
-        folder.write_history(mail.plan.trial, mail.events, mail.plan.attempt)
-        held = campaign.held(mail.plan, self.prepared)
-        folder.append(judgement.rows(mail, held, self.ledger.host, str(folder.path)))
+        folder, plan = self.ledger.folder, mail.plan
+        held = campaign.held(plan, self.prepared)
+        rows, events, error = campaign.judged(mail, held, self.ledger.host, str(folder.path))
+        folder.write_history(plan.trial, events, plan.attempt)
+        folder.append(rows)
+        if error is not None:
+            self.ledger.errors.append(f"trial {plan.trial}, {plan.metadata.label} {plan.fault}: {error}")
+            self._trouble(self.ledger.errors[-1])
         return 1
 
     def _trouble(self, what: str) -> None:
@@ -135,38 +150,104 @@ def _visits(some: Sequence[TrialPlan]) -> Iterator[schedule.Visit]:
             yield schedule.Visit(members[at : at + schedule.VISIT_TRIALS])
 
 
-def _arranged(row: Row) -> tuple[str, str, str] | None:
-    """Metadata's and data's label and the workload of a trial, from its metadata row; None for the other one."""
-    label = f"{row['backend']}:{row['setting']}"
-    return (label, row["partner"] or label, row["workload"]) if row["namespace"] == METADATA else None
+@dataclass(frozen=True)
+class Arranged:
+    """What a trial wrote where: the labels of metadata's and data's home, and the workload."""
+
+    metadata: str
+    data: str
+    workload: str
+
+    @classmethod
+    def of_plan(cls, plan: TrialPlan) -> Arranged:
+        """A planned trial's."""
+        return cls(plan.metadata.label, plan.data.label, plan.workload)
+
+    @classmethod
+    def of_row(cls, row: Row) -> Arranged | None:
+        """A trial's, from its metadata row; None for the other one."""
+        label = _label(row)
+        return cls(label, row["partner"] or label, row["workload"]) if row["namespace"] == METADATA else None
+
+
+def _label(row: Row) -> str:
+    return f"{row['backend']}:{row['setting']}"
+
+
+def table(rows: Sequence[Row], planned: Sequence[TrialPlan]) -> list[dict[str, Any]]:
+    """Every arrangement and fault that trials were planned for, with what they showed: one entry each, also where none
+    ran.
+    """
+    layouts = {workload: layout for layout, workload in WORKLOADS.items()}
+    numbers = Counter((Arranged.of_plan(plan), plan.fault) for plan in planned)
+    found = []
+    for (one, fault), number in numbers.items():
+        layout = layouts[one.workload]
+        seen = {entry["fault"]: entry for entry in summary(rows, one.metadata, one.data, layout)}
+        where = {"layout": layout, "metadata": one.metadata, "data": one.data, "planned": number}
+        found.append({**where, **seen.get(fault, _counted(fault, []))})
+    return found
 
 
 def summary(rows: Sequence[Row], metadata: str, data: str, layout: str) -> list[dict[str, Any]]:
     """What a layout lost under each fault: counts over the trials, and the bound that they give."""
+    wanted = Arranged(metadata, data, WORKLOADS[layout])
+    trials: dict[str, dict[int, list[Row]]] = {name: {} for name in FAULTS}
+    mine = {row["trial"] for row in rows if Arranged.of_row(row) == wanted}
+    for row in rows:
+        if row["trial"] in mine and row["fault"] in trials:
+            trials[row["fault"]].setdefault(row["trial"], []).append(row)
+    return [_counted(name, list(members.values())) for name, members in trials.items() if members]
+
+
+def _counted(fault: str, trials: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """One fault's entry. A trial is judged where each of its namespaces was, or where one was seen to break its
+    promise: what a store did outweighs a doubt. What did not come up is counted apart from what was lost.
+    """
     from durabench.statistics import loss_rate
 
-    wanted = (metadata, data, WORKLOADS[layout])
-    found = []
-    for name in FAULTS:
-        here = {row["trial"] for row in rows if row["fault"] == name and _arranged(row) == wanted}
-        mine: dict[int, list[Row]] = {}
-        for row in rows:
-            if row["trial"] in here and row["verdict"] != "unknown":
-                mine.setdefault(row["trial"], []).append(row)
-        if not mine:
-            continue
-        losing = sum(any(row["lost"] or row["unavailable"] for row in members) for members in mine.values())
-        every = [row for members in mine.values() for row in members]
-        verdicts = ("broken", "no-promise", "within", "kept")
-        found.append(
-            {
-                "fault": name,
-                "trials": len(mine),
-                "trials_with_loss": losing,
-                "lost": sum(row["lost"] or 0 for row in every),
-                "dangling": sum(row["dangling"] or 0 for row in every),
-                "verdict": min((row["verdict"] for row in every), key=verdicts.index),
-                "bound_high": loss_rate(losing, len(mine))[1],
-            }
-        )
-    return found
+    told = [rows for rows in trials if not _untold(rows)]
+    every = [row for rows in told for row in rows]
+    losing = [rows for rows in told if any(_loses(row) for row in rows)]
+    counted = [rows for rows in told if rows in losing or not any(row["unavailable"] for row in rows)]
+    doubts = [_why(row) for rows in trials if _untold(rows) for row in rows if row["verdict"] == "unknown"]
+    return {
+        "fault": fault,
+        "trials": len(told),
+        "trials_unknown": len(trials) - len(told),
+        "unknown_why": doubts[0] if doubts else None,
+        "trials_with_loss": len(losing),
+        "trials_unavailable": sum(any(row["unavailable"] for row in rows) for rows in told),
+        **{name: sum(row.get(name) or 0 for row in every) for name in (*LOSSES, "dangling")},
+        "verdict": _worst(every, trials),
+        "guilty": _guilty(told),
+        "bound_high": loss_rate(len(losing), len(counted))[1] if counted else None,
+    }
+
+
+def _untold(rows: Sequence[Row]) -> bool:
+    verdicts = {row["verdict"] for row in rows}
+    return "unknown" in verdicts and "broken" not in verdicts
+
+
+def _loses(row: Row) -> bool:
+    return any(row.get(name) for name in LOSSES)
+
+
+def _worst(judged: Sequence[Row], trials: Sequence[object]) -> str:
+    words = {row["verdict"] for row in judged}
+    return next((word for word in VERDICTS if word in words), "unknown" if trials else "not run")
+
+
+def _why(row: Row) -> str:
+    return row.get("why") or f"{row['verdict']}, nobody said why"
+
+
+def _guilty(trials: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
+    """Which backend broke its promise, in how many of the trials, and how: of two never the other one."""
+    whys: dict[str, list[str]] = {}
+    for rows in trials:
+        for label in dict.fromkeys(_label(row) for row in rows if row["verdict"] == "broken"):
+            first = next(row for row in rows if row["verdict"] == "broken" and _label(row) == label)
+            whys.setdefault(label, []).append(_why(first))
+    return [{"label": label, "trials": len(some), "why": some[0]} for label, some in whys.items()]

@@ -127,18 +127,18 @@ class Place:
         answer = self.distinct[0].ask({"do": "share", "targets": orders})
         return int(answer["size_bytes"])
 
-    def compact(self, orders: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, int]:
-        """Rewrite every store that can be: the names of what was done, None for nothing, or where it failed; and by how
-        many bytes that made the share of a trial smaller. All bytes at rest would not tell: the rewrite has a log of
-        its own, and makes smaller what was there before.
+    def compact(self, orders: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, int | None]:
+        """Rewrite every store that can be: the names of what was done, None for nothing; and by how many bytes that
+        made the share of a trial smaller, None where it failed, which is then what is told of it. All bytes at rest
+        would not tell: the rewrite has a log of its own, and makes smaller what was there before.
         """
         try:
             before = self.share_bytes(orders)
             hows = [each.ask({"do": "compact", "target": each.order()}, COMPACT_S)["how"] for each in self.distinct]
             done = ", ".join(how for how in hows if how) or None
             return done, before - self.share_bytes(orders) if done else 0
-        except HarnessError:
-            return None, 0
+        except HarnessError as error:
+            return f"failed: {error}", None
 
     def orders(self, trial: str) -> dict[str, dict[str, Any]]:
         """Targets with namespaces of this trial's own."""

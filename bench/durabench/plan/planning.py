@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, results
+from durabench.crossing import FEWEST_TRIALS
 from durabench.ground import Ground
 from durabench.plan import accounting, candidates, document, loss, settings, split, trace
 from durabench.plan.ledger import Ledger, at_once
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from durabench.plan.settings import Effort
     from durabench.plan.trace import Trace
     from durabench.service import Target
+    from durabench.trial import TrialPlan
 
 LOCAL = Path("results") / "local"
 AT_ONCE = 2
@@ -81,16 +83,19 @@ class Planned:
     folder: results.Folder
     document: Mapping[str, Any]
     interrupted: bool = False
+    errors: Sequence[str] = ()
+    """Mistakes of the harness itself that it met."""
 
     @property
     def status(self) -> int:
-        """The exit status that the document means."""
-        return COULD_NOT_TELL if self.interrupted else int(self.document["recommendation"]["status"])
+        """The exit status that the document means; with a mistake of ours in it, nobody could tell."""
+        could_not_tell = self.interrupted or self.errors
+        return COULD_NOT_TELL if could_not_tell else int(self.document["recommendation"]["status"])
 
     @property
     def doubts(self) -> list[str]:
         """What stands against trusting it."""
-        return [] if self.document["ranked"] else [str(self.document["not_ranked_why"])]
+        return [*([] if self.document["ranked"] else [str(self.document["not_ranked_why"])]), *self.errors]
 
 
 def plan(
@@ -224,12 +229,16 @@ class _Going:
             interrupted = True
         finally:
             self.line("")
-        made = self._document(ledger, facts)
+        made = self._document(ledger, facts, trials)
         made |= {"interrupted": True} if interrupted else {"recommendation": recommend(made).as_json()}
-        return Planned(folder, made, interrupted)
+        return Planned(folder, made, interrupted, self._errors(ledger, prepared))
+
+    def _errors(self, ledger: Ledger, prepared: Mapping[Target, Prepared]) -> tuple[str, ...]:
+        met = [f"{one.target.label}: {one.error}" for one in prepared.values() if one.error]
+        return tuple(dict.fromkeys([*met, *ledger.errors]))
 
     def _measure(
-        self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[Any]
+        self, ledger: Ledger, left: list[Candidate], prepared: Mapping[Target, Prepared], trials: Sequence[TrialPlan]
     ) -> None:
         ledger.measure_floor("before", times=2)
         sweep = Sweep(ledger, self.effort, list(left), self.executor, self.said, self._wanted())
@@ -244,8 +253,21 @@ class _Going:
         self._replay(ledger)
         ledger.measure_floor("after", times=2)
         losses = loss.Losses(ledger, prepared, self.executor)
-        losses.run([one for one in trials if all(self._takes(each) for each in one.targets.values())])
+        fitting = [one for one in trials if all(self._takes(each) for each in one.targets.values())]
+        if len(fitting) < len(trials):
+            which = dict.fromkeys(
+                each.label for one in trials for each in one.targets.values() if not self._takes(each)
+            )
+            most = text(loss.LARGEST_BYTES)
+            left_out = f"{len(trials) - len(fitting)} of {len(trials)} fault trials were left out"
+            losses.troubles.append(f"{left_out}: {', '.join(which)} does not take {most}")
+        losses.run(fitting)
         self.said += losses.troubles
+        for one in loss.table(ledger.folder.trials(), fitting):
+            if one["trials_unknown"]:
+                where = f"{one['metadata']} + {one['data']}" if one["metadata"] != one["data"] else one["metadata"]
+                of = f"{one['trials_unknown']} of {one['trials'] + one['trials_unknown']} trials of {one['fault']}"
+                self.said.append(f"{where}, {one['layout']}: {of} could not be judged: {one['unknown_why']}")
 
     def _wanted(self) -> frozenset[int]:
         """Sizes of the grid next to those of the first steps: yours, or the workload's."""
@@ -308,7 +330,11 @@ class _Going:
         return {one.target: one for one in found}
 
     def _folder(
-        self, facts: Mapping[str, Any], prepared: Mapping[Target, Prepared], cells: Sequence[Any], trials: Sequence[Any]
+        self,
+        facts: Mapping[str, Any],
+        prepared: Mapping[Target, Prepared],
+        cells: Sequence[Any],
+        trials: Sequence[TrialPlan],
     ) -> results.Folder:
         question = self.question
         listed = [entry for workload, cell in cells for entry in campaign.cells_json([cell], prepared, workload, facts)]
@@ -335,13 +361,17 @@ class _Going:
         folder.begin(content)
         return folder
 
-    def _document(self, ledger: Ledger, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _document(self, ledger: Ledger, facts: Mapping[str, Any], trials: Sequence[TrialPlan]) -> dict[str, Any]:
         floor = document.floor_of(ledger.folder.floors())
         timed = facts["latency"] is None
         why = document.not_ranked_why(floor) if timed else f"{facts['latency']}: no latency, no ranking"
         labels = [one.label for one in self.chosen if one.excluded_by is None]
         seen = curves(ledger, self.effort.rounds) if timed else {}
         seed, trial_rows = self.question.seed, ledger.folder.trials()
+        few = [label for label in labels if timed and len(seen.get(label, {})) < 2]
+        if few and len(labels) > 1:
+            rounds = min(self.effort.rounds, FEWEST_TRIALS)
+            self.said.append(f"no crossings with {', '.join(few)}: too few sizes were measured in {rounds} rounds")
         return {
             "machine": dict(facts),
             "seed": seed,
@@ -357,6 +387,7 @@ class _Going:
             "sweep": document.sweep_table(ledger.rows, ledger.folder.samples, seed, timed=timed),
             "crossings": document.crossings_of(seen, labels, seed, self.looked) if why is None else [],
             "split": document.split_table(ledger.rows, trial_rows, [one for one, _ in self.traces]),
+            "losses": loss.table(trial_rows, trials),
             "own_sizes": self.own_sizes,
             "recommendation": None,
         }

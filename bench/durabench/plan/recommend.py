@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.crossing import NONE_RELIABLE
 from durabench.plan import trace as traces
-from durabench.plan.document import STEPS_TOLD
+from durabench.plan.document import STEPS_TOLD, losses_of
 from durabench.plan.sizes import text as size_text
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ def recommend(document: Json) -> Recommendation:
     basis.curves = _curves(document)
     if not basis.curves:
         said = "no recommendation: no candidate that meets the goal was measured"
-        return Recommendation(said, COULD_NOT_TELL if len(excluded) < len(document["candidates"]) else NOT_MET)
+        status = COULD_NOT_TELL if len(excluded) < len(document["candidates"]) else NOT_MET
+        return Recommendation(said, status, excluded=(*_unmeasured(document, basis.curves), *excluded))
+    excluded = [*_unmeasured(document, basis.curves), *excluded]
     priced = [_price(one, basis, document) for one in _arrangements(basis.curves, document["crossings"], basis)]
     left: list[_Priced] = []
     out: list[tuple[_Priced, Json]] = []
@@ -173,6 +175,7 @@ def _chosen(
     tied = tuple(one.name for one in close if one is not best)
     whole, unchanged = _unchanged(best.arrangement, basis, document)
     cautions = [*_beyond(best, basis, document), *_seldom(best, basis), *_crossing_caution(best.arrangement, document)]
+    cautions += _untried(best.arrangement, document)
     if best.name in unsure:
         cautions.append(unsure[best.name])
     return Recommendation(
@@ -323,6 +326,19 @@ def _by_promise(one: Json) -> Json:
     return {"label": one["label"], "excluded_by": one["excluded_by"], "why": one["why"]}
 
 
+def _unmeasured(document: Json, curves: Mapping[str, Sequence[_Point]]) -> list[Json]:
+    """Candidates that meet the goal and have no curve to be charged by."""
+    return [
+        {
+            "label": one["label"],
+            "excluded_by": "not measured",
+            "why": one.get("stopped_why") or "no put of it was timed",
+        }
+        for one in document["candidates"]
+        if one["meets_goal"] and one["label"] not in curves
+    ]
+
+
 def _against(one: _Priced, basis: _Basis, document: Json) -> tuple[Json | None, str | None]:
     """Which goal excludes an arrangement, and why; or what could not be told about a goal."""
     goal = document["goal"]
@@ -344,12 +360,9 @@ def _against(one: _Priced, basis: _Basis, document: Json) -> tuple[Json | None, 
 
 def _broken(document: Json) -> Iterator[tuple[str, str]]:
     """Which candidate was seen to break what it promises, in the trials of this plan: speed does not matter then."""
-    for entry in document["split"]:
-        for layout in ("whole", "split"):
-            for one in (entry[layout] or {}).get("faults") or ():
-                if one["verdict"] == "broken":
-                    seen = f"{one['trials_with_loss']} of {one['trials']} trials of {one['fault']}"
-                    yield entry["metadata"], f"broken: {seen} lost what was acknowledged"
+    for one in losses_of(document):
+        for guilty in one["guilty"]:
+            yield guilty["label"], f"{guilty['trials']} of {one['trials']} trials of {one['fault']}: {guilty['why']}"
 
 
 def _against_p99(one: _Priced, basis: _Basis, most_ms: float) -> tuple[Json | None, str | None]:
@@ -506,6 +519,19 @@ def _seldom(best: _Priced, basis: _Basis) -> list[str]:
         f"{label} at {', '.join(map(size_text, sorted(sizes)))} was measured in fewer than {FEWEST_TRIALS} trials"
         for label, sizes in found.items()
     ]
+
+
+def _untried(one: Arrangement, document: Json) -> list[str]:
+    """Faults under which no trial with a backend of the arrangement could be judged."""
+    found = []
+    for label in sorted(one.labels):
+        mine = [each for each in losses_of(document) if label in (each["metadata"], each["data"])]
+        for fault in dict.fromkeys(each["fault"] for each in mine):
+            some = [each for each in mine if each["fault"] == fault]
+            if not any(each["trials"] for each in some):
+                why = next((each["unknown_why"] for each in some if each["unknown_why"]), "none was run")
+                found.append(f"no trial of {fault} with {label} was judged: {why}")
+    return found
 
 
 def _crossing_caution(one: Arrangement, document: Json) -> list[str]:

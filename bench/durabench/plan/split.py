@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from durabench.plan.measure import NotOffered, Part, Place, Put, Steps
 from durabench.process import HarnessError
+from durabench.results import ResultsFull
 from durabench_backends.contract import DATA, METADATA
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ def carry_out(replay: Replay, ledger: Ledger) -> None:
         return
     except (HarnessError, OSError) as error:
         row |= {"puts": 0, "refused": f"failed: {error}"}
+    except ResultsFull:
+        raise
+    except Exception as error:
+        row |= {"puts": 0, "refused": f"failed: {ledger.mistaken(str(replay), error)}"}
     ledger.record("replay", replay.metadata, **row, duration_s=time.monotonic() - began)
 
 
@@ -147,7 +152,7 @@ def _measured(replay: Replay, steps: Steps, ledger: Ledger) -> dict[str, Any]:
         "at_rest_bytes": full,
         "share_half_bytes": sizes.get(len(steps.steps) // 2),
         "share_bytes": sizes.get(len(steps.steps)),
-        "compacted_bytes": None if how is None else full - saved,
+        "compacted_bytes": None if how is None or saved is None else full - saved,
         "compacted_how": how,
     }
 

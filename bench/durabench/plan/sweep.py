@@ -19,6 +19,7 @@ from durabench.plan.ledger import at_once
 from durabench.plan.measure import Place, Steps, WrongValue, put_of
 from durabench.plan.sizes import text
 from durabench.process import HarnessError
+from durabench.results import ResultsFull
 from durabench_backends.contract import DATA
 
 if TYPE_CHECKING:
@@ -92,22 +93,35 @@ class Sweep:
         due.sort(key=lambda visit: not visit.candidate.embedded)  # to bring up a server takes as long as ten of them
         until = time.monotonic() + self.effort.cost_s
         left_out = 0
-        for number, said in enumerate(at_once(self.executor, lambda visit: self._cost(visit, until), due), 1):
-            left_out += said is None
-            self.ledger.progress(f"bytes at rest, {number} of {len(due)}: {said}")
+        for number, told in enumerate(at_once(self.executor, lambda visit: self._cost(visit, until), due), 1):
+            left_out += told is None
+            name, failed = told or ("out of time", None)
+            if failed is not None:
+                self._leave_out(f"bytes at rest of {name} were not counted: {failed}")
+            self.ledger.progress(f"bytes at rest, {number} of {len(due)}: {name}")
         if left_out:
             self._leave_out(f"{left_out} of {len(due)} counts of bytes at rest were left out, for time")
 
-    def _cost(self, visit: Visit, until: float) -> str | None:
-        """One count; None where its time is over."""
+    def _cost(self, visit: Visit, until: float) -> tuple[str, str | None] | None:
+        """One count: of what, and why it failed if it did; None where its time is over."""
         if time.monotonic() > until:
             return None
-        if visit.size_bytes < LARGE_BYTES:
-            return self._count(visit)
-        with self._one_large:
-            return self._count(visit)
+        name = f"{visit.candidate.label} {text(visit.size_bytes)}"
+        try:
+            if visit.size_bytes < LARGE_BYTES:
+                self._count(visit)
+            else:
+                with self._one_large:
+                    self._count(visit)
+        except (HarnessError, OSError) as error:
+            return name, str(error)
+        except ResultsFull:
+            raise
+        except Exception as error:
+            return name, self.ledger.mistaken(f"bytes at rest of {name}", error)
+        return name, None
 
-    def _count(self, visit: Visit) -> str:
+    def _count(self, visit: Visit) -> None:
         began = time.monotonic()
         target = visit.candidate.target
         size = visit.size_bytes
@@ -118,19 +132,15 @@ class Sweep:
             compressible=visit.payload == COMPRESSIBLE,
             warm_up=False,
         )
-        name = f"{visit.candidate.label} {text(size)}"
+        place = Place.set_up(self.ledger.ground, self.ledger.device, {DATA: target})
         try:
-            place = Place.set_up(self.ledger.ground, self.ledger.device, {DATA: target})
-            try:
-                empty = place.size_bytes()
-                orders = place.orders("cost")
-                wrote = place.write(orders, steps)
-                full = place.size_bytes()
-                how, saved = (None, 0) if target.url else place.compact(orders)
-            finally:
-                place.close()
-        except (HarnessError, OSError) as error:
-            return f"{name}: {error}"
+            empty = place.size_bytes()
+            orders = place.orders("cost")
+            wrote = place.write(orders, steps)
+            full = place.size_bytes()
+            how, saved = (None, 0) if target.url else place.compact(orders)
+        finally:
+            place.close()
         done = len(wrote.latencies_ns)
         self.ledger.record(
             "cost",
@@ -141,12 +151,11 @@ class Sweep:
             payload_bytes=done * size,
             writer_bytes=wrote.writer_bytes,
             at_rest_bytes=full - empty if done else None,
-            compacted_bytes=full - empty - saved if done and how is not None else None,
+            compacted_bytes=full - empty - saved if done and how is not None and saved is not None else None,
             compacted_how=how,
             refused=wrote.refused,
             duration_s=time.monotonic() - began,
         )
-        return name
 
     # --- the passes
 
@@ -303,13 +312,22 @@ class Sweep:
             raise
         except (HarnessError, OSError) as error:
             self._stop(candidate, size, str(error))
-            place.close()
-            again = _try_up(self.ledger, candidate.target)
-            if isinstance(again, Place):
-                places[candidate.target] = again
-            else:
-                del places[candidate.target]
+            self._once_more(places, candidate)
+        except ResultsFull:
+            raise
+        except Exception as error:
+            self.ledger.mistaken(f"{candidate.label} {text(size)}", error)  # of ours: held against no size
+            self._once_more(places, candidate)
         self._seconds[candidate.label, size] = time.monotonic() - began
+
+    def _once_more(self, places: dict[Target, Place], candidate: Candidate) -> None:
+        """On a fresh directory, after a trial that went wrong; what does not come up again is stopped at every size."""
+        places.pop(candidate.target).close()
+        again = _try_up(self.ledger, candidate.target)
+        if isinstance(again, Place):
+            places[candidate.target] = again
+        else:
+            self._stop_all(candidate.target, again)
 
     def _measure(self, place: Place, name: str, number: int, visit: Visit) -> None:
         began = time.monotonic()
@@ -370,6 +388,8 @@ def _try_up(ledger: Ledger, target: Target) -> Place | str:
         return Place.set_up(ledger.ground, ledger.device, {DATA: target})
     except (HarnessError, OSError) as error:
         return str(error)
+    except Exception as error:
+        return ledger.mistaken(target.label, error)
 
 
 def curves(ledger: Ledger, rounds: int) -> Curves:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.crossing import NONE_RELIABLE
 from durabench.output import PLAIN_WIDTH, OutputError, escaped, pipes
+from durabench.plan.document import losses_of
 from durabench.plan.recommend import PAYLOAD
 from durabench.plan.sizes import text as size_text
 
@@ -245,19 +246,24 @@ def _where(entry: Json) -> str:
     return str(entry["metadata"]) if entry["metadata"] == entry["data"] else f"{entry['metadata']}, {entry['data']}"
 
 
+LOST = {"lost": "lost", "stale": "stale", "damaged_acked": "damaged", "resurrected": "resurrected"}
+
+
 def _losses(document: Json) -> list[str]:
-    """Per layout and fault: acknowledged records lost, and metadata whose data is gone. Once for each backend."""
-    lines: dict[str, None] = {}
-    for entry in document["split"]:
-        for layout in ("whole", "split", "put_many"):
-            for one in (entry.get(layout) or {}).get("faults") or ():
-                if one["trials"]:
-                    lost, dangling = (DASH if one[name] is None else f"{one[name]:,}" for name in ("lost", "dangling"))
-                    where = f"{entry['metadata']}, {layout}, {one['fault']}"
-                    lines[f"{where}: {one['verdict']}, {lost} lost, {dangling} dangling in {one['trials']} trials"] = (
-                        None
-                    )
-    return list(lines)
+    """Per arrangement and fault: what of the acknowledged is gone, metadata whose data is gone, what did not come up,
+    and what could not be judged.
+    """
+    lines = []
+    for one in losses_of(document):
+        lost = [f"{one['lost']:,} lost"]
+        lost += [f"{one[name]:,} {said}" for name, said in LOST.items() if name != "lost" and one.get(name)]
+        lost.append(f"{one['dangling']:,} dangling in {one['trials']} trials")
+        lost += [f"{one['trials_unavailable']} not up again"] if one.get("trials_unavailable") else []
+        lost += [f"{one['trials_unknown']} not judged: {one['unknown_why']}"] if one.get("trials_unknown") else []
+        guilty = ", ".join(each["label"] for each in one.get("guilty", ()))
+        verdict = one["verdict"] + (f" by {guilty}" if guilty and one["metadata"] != one["data"] else "")
+        lines.append(f"{_where(one)}, {one['layout']}, {one['fault']}: {verdict}, {', '.join(lost)}")
+    return list(dict.fromkeys(lines))
 
 
 def _why_not(document: Json) -> list[str]:
