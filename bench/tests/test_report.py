@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 import random
 import re
 import runpy
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from durabench import report
+from durabench import output, report
 from durabench.report import NOT_POSSIBLE, Cell, Expectation
 from durabench.results import Differs, Folder, NotAFolder, runs_in
 
@@ -601,3 +603,120 @@ def test_the_block_of_a_readme_is_replaced_and_the_rest_stays(tmp_path, made):
         with pytest.raises(report.OutputError, match="durabench:begin"):
             report.write_block(readme, made)
         assert readme.read_text() == wrong
+
+
+QUOTED = (
+    "# Mine\n\nThe marks are `<!-- durabench:begin -->` and <!-- durabench:end -->, quoted:\n\n"
+    "    <!-- durabench:begin -->\n    <!-- durabench:end -->\n\nand below they are meant:\n"
+)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_of_the_rest_of_a_file_every_byte_stays_marks_in_prose_too(tmp_path, made, newline):
+    before, after = (
+        text.replace("\n", newline).encode() for text in (QUOTED, "\nThe end,\t\x0c \u2028 without a newline")
+    )
+    after += b"\xff\xfe not UTF-8 \r alone"
+    begin, end = (f"<!-- durabench:{word} -->{newline}".encode() for word in ("begin", "end"))
+    readme = tmp_path / "README.md"
+    readme.write_bytes(before + begin + b"old" + end.replace(b"<", b"\n<") + after)
+    report.write_block(readme, made)
+    block = report.render(made, "markdown").replace("\n", newline).encode()
+    assert readme.read_bytes() == before + begin + newline.encode() + block + newline.encode() + end + after
+    whole = readme.read_bytes()
+    report.write_block(readme, made)
+    assert readme.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "see <!-- durabench:begin --> and\n<!-- durabench:end -->\n",
+        "{begin}{end}{begin}{end}",
+        "{begin}{begin}{end}",
+        "{begin}{end}{end}",
+        "{end}{begin}",
+        "{begin}",
+        "```\n{begin}{end}```\n{begin}{end}",
+    ],
+)
+def test_anything_but_one_pair_of_marks_is_refused_and_nothing_written(tmp_path, made, wrong):
+    readme = tmp_path / "README.md"
+    text = wrong.format(begin="<!-- durabench:begin -->\n", end="<!-- durabench:end -->\n")
+    readme.write_text(text)
+    before = readme.stat()
+    with pytest.raises(report.OutputError, match="each alone on its line") as refusal:
+        report.write_block(readme, made)
+    assert "\n" not in str(refusal.value)
+    assert (readme.read_text(), readme.stat().st_mtime_ns) == (text, before.st_mtime_ns)
+    assert os.listdir(tmp_path) == ["README.md"]
+
+
+def test_what_is_no_file_has_no_block(tmp_path, made):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
+        with pytest.raises(report.OutputError, match="cannot be read"):
+            report.write_block(path, made)
+
+
+def written(path, made):
+    """By each of the ways in which a report becomes a file."""
+    yield lambda: report.write(made, report.outputs([f"json={path}"]))
+    yield lambda: output.replace_file(path, "text")
+    yield lambda: output.replace_file(path, b"bytes")
+    marks = "<!-- durabench:begin -->\n<!-- durabench:end -->\n"
+    yield lambda: (path.write_text(marks), report.write_block(path, made))
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_a_file_that_is_replaced_keeps_its_mode_and_its_link(tmp_path, made, way):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "real.md", tmp_path / "link.md"
+    target.write_text("old")
+    target.chmod(0o604)
+    link.symlink_to("there/real.md")
+    list(written(link, made))[way]()
+    assert link.is_symlink()
+    assert target.read_text() != "old"
+    assert target.stat().st_mode & 0o7777 == 0o604
+    assert sorted(os.listdir(tmp_path)) == ["link.md", "there"]
+    assert os.listdir(tmp_path / "there") == ["real.md"]
+
+
+def test_a_new_file_is_made_as_others_are_also_where_a_link_points_to_it(tmp_path):
+    plain, target, link = tmp_path / "plain", tmp_path / "target", tmp_path / "link"
+    plain.write_text("")
+    link.symlink_to(target)
+    output.replace_file(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    assert target.stat().st_mode == plain.stat().st_mode
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(report.OutputError, match="Too many levels of symbolic links"):
+        output.replace_file(circle, "x")
+    assert circle.is_symlink()
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "report.md"
+    path.write_text("old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(report.OutputError, match="No space left on device"):
+        output.replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.md"]
+
+
+def test_a_hostile_name_of_a_workload_ends_no_block(tmp_path, made):
+    """Names come from rows, and rows from somebody's folder."""
+    hostile = "x\n<!-- durabench:end -->\n"
+    cells = [{**cell, "workload": hostile, "fault": hostile} for cell in made["cells"]]
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- durabench:begin -->\n<!-- durabench:end -->\n")
+    for _ in range(2):
+        report.write_block(readme, {**made, "cells": cells})
+    assert readme.read_text().count("<!-- durabench:end -->") == 1
