@@ -42,7 +42,11 @@ def rows(outcome: Outcome, held: Mapping[str, Held], host: str, folder: str) -> 
 
 def latencies_ns(events: Sequence[Event], namespace: str) -> list[int]:
     """The latency of every acknowledged put on a namespace, in ns."""
-    return [a.latency_ns for a in from_events(events).of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
+    return _latencies_ns(from_events(events), namespace)
+
+
+def _latencies_ns(history: History, namespace: str) -> list[int]:
+    return [a.latency_ns for a in history.of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
 
 
 def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: str, folder: str) -> Row:
@@ -63,6 +67,7 @@ def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: s
         "started": outcome.started,
         "duration_s": outcome.duration_s,
         "struck": history.struck,
+        "usual_put_ns": None if history.struck is None else _usual_ns(history, namespace),
         **_counts(finding),
         "recovery_s": None if history.recovery_ns is None else history.recovery_ns / 1e9,
         **(_peace(outcome, history, namespace) if destroyed is Domain.NOTHING else {}),
@@ -128,12 +133,17 @@ def _counts(finding: checker.Finding) -> Row:
     return {name: getattr(finding, name) for name in (*COUNTS, *more)}
 
 
+def _usual_ns(history: History, namespace: str) -> int | None:
+    """The median of the puts that were acknowledged, which says whether a strike could have fallen inside one."""
+    taken = _latencies_ns(history, namespace)
+    return int(statistics.median(taken)) if taken else None
+
+
 def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
     """What only a trial without a fault measures."""
-    taken = [a.latency_ns for a in history.of(namespace) if a.op.verb == "put" and a.latency_ns is not None]
-    p99 = quantile(taken, 0.99)
+    p99 = quantile(_latencies_ns(history, namespace), 0.99)
     return {
-        "put_p50_ns": int(statistics.median(taken)) if taken else None,
+        "put_p50_ns": _usual_ns(history, namespace),
         "put_p99_ns": None if p99 is None else int(p99),
         "size_bytes": outcome.sizes.get(namespace),
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,18 +50,46 @@ def outputs(asked: Sequence[str], forms: Collection[str]) -> list[Output]:
     return found
 
 
-def replace_file(path: Path, content: str) -> None:
-    """Write ``content`` to ``path``, all or nothing; OutputError where that cannot be."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write ``content`` to ``path``, all or nothing; OutputError where that cannot be.
+
+    A file that is there keeps its mode and its owner. Through a link its target is replaced, and the link stays.
+    """
+    data = content.encode() if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
-            path.write_text(content)  # a pipe or /dev/stdout: there is nothing to replace
-            return
-        part = path.with_name(f".{path.name}.durabench")
-        part.write_text(content)
-        part.replace(path)
+            path.write_bytes(data)  # a pipe or /dev/stdout: there is nothing to replace
+        else:
+            _replace(Path(os.path.realpath(path)), data)
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}; choose another file"
         raise OutputError(message) from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    if target.is_symlink():  # links that go round in a circle end nowhere
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    # Made exclusively, under a name that nobody can have laid a link at.
+    part = target.with_name(f".{secrets.token_hex(8)}.durabench")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        if target.exists():
+            _make_like(part, target.stat())
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _make_like(part: Path, before: os.stat_result) -> None:
+    if hasattr(os, "chown"):
+        with suppress(PermissionError):  # somebody else's file in a folder of ours: the new one is ours
+            os.chown(part, before.st_uid, before.st_gid)
+    part.chmod(stat.S_IMODE(before.st_mode))
 
 
 def screen() -> Console:

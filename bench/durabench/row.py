@@ -54,6 +54,7 @@ ROW: Mapping[str, Field] = {
     "duration_s": Field("number", "s", "how long the whole trial took"),
     "victim": Field("integer", "", "sequence of the put that was to be struck"),
     "struck": Field("string", "", "where the strike fell: inside a put, before or after one"),
+    "usual_put_ns": Field("integer", "ns", "median put of a trial that was struck, beside others: not the device's"),
     "settle_s": Field("number", "s", "wait between the last acknowledgement and the strike"),
     "recording": Field("string", "", "which recording of the power disk the crash state is from"),
     "position": Field("integer", "", "at which entry of the recording the power was cut"),

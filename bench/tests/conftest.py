@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -30,6 +31,10 @@ puts = 5
 write_s = 0.2
 """
 """Beside it the controls and the power pass of the shipped one."""
+BROWSER = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--window-size=1280,1000"),
+)
 
 
 @pytest.fixture
@@ -138,3 +143,23 @@ def processes_of(path: Path) -> list[psutil.Process]:
 def left_in():
     """The function that tells which processes live in a folder."""
     return processes_of
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """One browser for a module. What is missing is a failure in CI, where apt installs it."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in (*BROWSER, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options, Service(driver))
+    opened.set_page_load_timeout(60)
+    yield opened
+    opened.quit()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from durabench import run
 from durabench.results import Folder
 
 HERE = Path(__file__).parent
@@ -84,6 +85,19 @@ def test_judge_repeats_every_verdict(finished, typed):
     status, said, _ = typed("judge", out)
     assert said.strip().endswith("0 differ from what was recorded, 0 broken"), said
     assert status == 0
+
+
+def test_judge_does_not_hold_where_nothing_could_be_judged(finished, typed, monkeypatch):
+    out, _ = finished
+    rows = [now for _, now in run.judge_again(Folder.open(out)) if now["control"] is None]
+    rows = [row for row in rows if (row["fault"], row["namespace"]) == ("kill-client", "metadata")]
+    doubted = [{**row, "verdict": "unknown"} for row in rows]
+    for again, expected in ((doubted, 3), ([rows[0], *doubted[1:]], 0)):
+        monkeypatch.setattr(run, "judge_again", lambda _, again=again: [(row, row) for row in again])
+        status, said, _ = typed("judge", out)
+        assert status == expected
+        told = "in 1 cells no trial could be judged: files:fsync-dir kill-client metadata"
+        assert (told in said) == (expected == 3)
 
 
 @pytest.mark.parametrize("trial", [3, 4])

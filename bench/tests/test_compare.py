@@ -11,10 +11,12 @@ import pytest
 from durabench import cli, report
 from durabench.report import comparison
 from durabench.report.compare import compare
+from durabench.report.gates import GateError
 from durabench.results import Folder
 from durabench.statistics import boschloo, holm
 
 HOST = "0a1b2c3d"
+UNTRIED = ("not run", "not rated", "–")
 DESTROYS = {"none": "nothing", "kill-client": "client", "kill-server": "server", "cut-power": "drive"}
 
 
@@ -22,10 +24,23 @@ DESTROYS = {"none": "nothing", "kill-client": "client", "kill-server": "server",
 def recorded(tmp_path):
     """Writes a run: ``cells`` maps (setting, fault) to how many trials, and how many of them lost or broke."""
 
-    def record(name, cells, *, host=HOST, p50_ns=100_000, floors_ns=(50_000, 50_000), run=None, **more):
+    def record(
+        name,
+        cells,
+        *,
+        host=HOST,
+        p50_ns=100_000,
+        floors_ns=(50_000, 50_000),
+        run=None,
+        cell="absent",
+        doubts=(),
+        **more,
+    ):
         folder = Folder.create_at(tmp_path / name)
         lane = {name: value for name, value in more.items() if name == "lane"}
         entries = [{**_key(setting, fault, host), **lane} for setting, fault in cells]
+        if cell != "absent":  # one more, of that verdict
+            entries.append({**_key("cell", "kill-client", host), "verdict": cell if cell in UNTRIED else None})
         folder.begin({"machine": {"id": host}, "cells": entries, "seed": 1, **(run or {})})
         for floor_ns in floors_ns:
             floor = {"time": "t", "when": "before", "host": host, "size_bytes": 2048, "n": 9, "p50_ns": floor_ns}
@@ -43,7 +58,12 @@ def recorded(tmp_path):
                     row["samples_at"], row["samples_n"] = folder.append_samples(taken)
                 folder.append([row])
                 number += 1
-        folder.finish(0)
+        if cell not in ("absent", *UNTRIED):
+            row = {**_key("cell", "kill-client", host), "trial": number, "seed": 1, "destroyed": "client"}
+            lost = int(cell not in ("kept", "unknown"))
+            row |= {"acked": 20, "lost": lost, "verdict": cell, "why": f"{lost} lost", "settle_s": 0.0, "writers": 1}
+            folder.append([row | {"server_kill": "tree", "unavailable": False}])
+        folder.finish(0, doubts=list(doubts))
         return Folder.open(folder.path)
 
     return record
@@ -143,7 +163,7 @@ def test_unlike_machines_are_refused_cell_by_cell(recorded):
     assert made["exit_status"] == 3
     together = compare([a], [a, b])
     assert sorted(cell["change"] for cell in together["cells"]) == ["new", "new", "same", "same"]
-    assert together["exit_status"] == 0
+    assert together["exit_status"] == 1, "of the machine that A does not have one promise is broken"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +196,10 @@ def test_what_is_on_one_side_only_is_named(recorded):
     shown = comparison.render(made, "table")
     assert "toy:old, kill-client" in shown
     assert "toy:young, kill-client" in shown
-    assert made["exit_status"] == 0
+    assert made["exit_status"] == 3, "what A judged, B does not speak of"
+    assert "toy:old, kill-client, metadata" in shown
+    assert "kept in A, and not in B at all" in shown
+    assert compare([recorded("fewer", {("one", "kill-client"): (5, 0)})], [b])["exit_status"] == 0
     nothing = compare([a], [recorded("c", {("young", "kill-client"): (5, 0)})])
     assert nothing["exit_status"] == 3, "nothing at all could be compared"
 
@@ -188,6 +211,54 @@ def test_what_was_judged_and_is_no_longer_is_untold(recorded):
     assert changes(made) == {("one", "kill-client"): "untold"}
     assert "not run" in made["cells"][0]["why"]
     assert made["exit_status"] == 3
+
+
+SOMETHING = {("other", "kill-client"): (5, 0)}
+"""So that there is always something to compare."""
+
+
+@pytest.mark.parametrize("before", ["unknown", "not run", "not rated", "–", "absent"])
+@pytest.mark.parametrize("after,status", [("broken", 1), ("unknown", 3), ("kept", 0), ("not run", 0)])
+def test_what_a_did_not_tell_and_b_broke_is_newly_broken(recorded, before, after, status):
+    made = compare([recorded("a", SOMETHING, cell=before)], [recorded("b", SOMETHING, cell=after)])
+    expected = 0 if (before, after) == ("unknown", "unknown") else status
+    assert made["exit_status"] == expected, made["cells"]
+    if status == 1:
+        assert made["cells"][0]["setting"] == "cell", "it comes first"
+        assert "1 lost" in comparison.render(made, "table")
+
+
+@pytest.mark.parametrize("before", ["broken", "no-promise", "within", "kept"])
+@pytest.mark.parametrize(
+    "after,status", [("broken", 1), ("unknown", 3), ("kept", 0), ("not run", 3), ("not rated", 3), ("absent", 3)]
+)
+def test_what_a_told_and_b_does_not_is_never_held(recorded, before, after, status):
+    made = compare([recorded("a", SOMETHING, cell=before)], [recorded("b", SOMETHING, cell=after)])
+    assert made["exit_status"] == (0 if before == after == "broken" else status), made["cells"]
+
+
+def test_a_known_finding_in_a_new_cell_is_not_newly_broken(recorded):
+    known = [report.Expectation(setting="toy:cell", fault="kill-client", reason="known")]
+    a, b = recorded("a", SOMETHING), recorded("b", SOMETHING, cell="broken")
+    assert compare([a], [b], expected=known)["exit_status"] == 0
+
+
+def test_a_gate_asks_new_cells_and_those_that_vanished(recorded):
+    old, young = recorded("a", SOMETHING), recorded("b", SOMETHING, cell="kept")
+    (told,) = compare([old], [young], ["loss_rate_high>0.02 && change==new"])["gates"]
+    assert told["failed"] == ["toy:cell, kill-client, metadata"]
+    (told,) = compare([young], [old], ["change==missing"])["gates"]
+    assert told["failed"] == ["toy:cell, kill-client, metadata"]
+    (told,) = compare([young], [old], ["setting==cell && lost>0"])["gates"]
+    assert told["untold"] == ["toy:cell, kill-client, metadata: lost not measured"]
+
+
+def test_doubts_that_are_new_in_b_are_told_and_nothing_holds(recorded):
+    a, b = recorded("a", SOMETHING), recorded("b", SOMETHING, doubts=["a control failed: x"])
+    made = compare([a], [b])
+    assert made["exit_status"] == 3
+    assert "doubt of B: a control failed: x" in comparison.render(made, "table")
+    assert compare([b], [b])["exit_status"] == 0
 
 
 # --- latency
@@ -237,7 +308,19 @@ def typed(monkeypatch, *words):
     [
         ("loss_rate_high>0.9", 0),
         ("loss_rate_high>0.02", 1),
-        ("tier==T1 && loss_rate_high>0.02", 0),
+        ("tier==T1 && loss_rate_high>0.02", 3),
+        ("fault==lying-drive", 3),
+        ("fault==lying-drive && loss_rate_high>0.02", 3),
+        ("tier==T3 && loss_rate_high>0.9", 0),
+        ("verdict==broken", 0),
+        ("backend==postgres && verdict==broken", 3),
+        ("fault==cut_power", 2),
+        ("tier==t3", 2),
+        ("verdict==brokn", 2),
+        ("setting==two", 2),
+        ("change==worse", 2),
+        ("loss_rate_high>nan", 2),
+        ("loss_rate_high>5", 2),
         ("put_p50_ms>5", 3),
         ("fault==none && put_p50_ms>5", 0),
         ("put_p50_ms>5 && put_p50_ms!=null", 0),
@@ -251,7 +334,8 @@ def test_gates_decide_the_exit_status(recorded, monkeypatch, capsys, gate, statu
     assert typed(monkeypatch, "compare", a.path, b.path, "--fail-if", gate) == status
     captured = capsys.readouterr()
     if status == 2:
-        assert "did you mean loss_rate_high" in captured.err
+        assert "--fail-if: " in captured.err
+        assert captured.err.count("\n") == 1
     else:
         assert f"gate {gate}: {['held', 'failed', '', 'untold'][status]}" in captured.out
 
@@ -337,6 +421,31 @@ def test_plans_are_compared_crossing_by_crossing(planned):
     assert "moved" in comparison.render(made, "table")
     turned = planned("turned", crossing(10_000, below="toy:two", above="toy:one"))
     assert {one["change"] for one in compare([a], [turned])["crossings"]} == {"turned", "gone"}
+
+
+def test_gates_are_about_cells_and_crossings_whichever_they_can_be_about(planned):
+    a, b = planned("a", crossing(10_000)), planned("b", crossing(90_000))
+    for gate, failed in {
+        "change==moved": ["toy:one / toy:two (incompressible)"],
+        "change==moved && pair=='toy:one / toy:two'": ["toy:one / toy:two (incompressible)"],
+        "change==same": [],
+        "payload==compressible && moved_ratio>2": [],
+    }.items():
+        made = compare([a], [b], [gate])
+        assert made["gates"][0]["failed"] == failed
+        nothing = [] if "payload" not in gate else ["no crossing is payload==compressible: it chooses nothing"]
+        assert made["gates"][0]["untold"] == nothing
+        assert made["exit_status"] == (1 if failed else 3 if nothing else 0)
+    with pytest.raises(GateError, match="did you mean"):
+        compare([a], [b], ["pair=='toy:one / toy:tow'"])
+
+
+def test_a_crossing_that_a_could_tell_and_b_does_not_have_is_not_held(planned):
+    a, b = planned("a", crossing(10_000), crossing(9, b="toy:four")), planned("b", crossing(10_000))
+    assert compare([a], [b])["exit_status"] == 3
+    assert compare([b], [a])["exit_status"] == 0
+    unreliable = planned("u", crossing(10_000), crossing(9, b="toy:four", reliable=False))
+    assert compare([unreliable], [b])["exit_status"] == 0
 
 
 def test_plans_of_two_machines_are_refused(planned):

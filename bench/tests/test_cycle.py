@@ -127,6 +127,9 @@ def test_an_orderly_stop_measures_puts_and_sizes_and_a_kill_measures_none(cycle)
         assert ("put_p50_ns" in row and row["put_p50_ns"] > 0) == peace
         assert (row.get("size_bytes", 0) or 0) >= (row["payload_bytes"] if peace else 0)
         assert row["struck"] in ((None,) if peace else ("inside", "after", "before"))
+        # What tells, without a trial in peace, whether a strike could have fallen inside a put.
+        assert (row["usual_put_ns"] or 0) > 0 or peace or not row["acked"]
+        assert row["usual_put_ns"] is None or not peace
         assert row["payload_bytes"] == row["acked"] * 2048
         assert row["recovery_s"] > 0
 

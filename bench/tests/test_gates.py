@@ -75,6 +75,15 @@ def test_what_was_not_measured_decides_nothing_unless_another_condition_does():
         ("verdict>kept", "only == and !="),
         ("put_p50_ms>null", "only == and !="),
         ("by_name==yes", "true or false"),
+        ("loss_rate_high>nan", "is a number, not 'nan'"),
+        ("loss_rate_high>-NaN", "is a number"),
+        ("put_p50_ms>inf", "is a number"),
+        ("put_p50_ms<-Infinity", "is a number"),
+        ("lost>1e999", "is a number"),
+        ("loss_rate_high>5", "between 0 and 1, 5 does not; 5 % is 0.05"),
+        ("p_holm<-0.1", "between 0 and 1"),
+        ("verdict==null", "verdict is never null"),
+        ("trials!=null", "trials is never null"),
         ("__import__('os').system('true')", "such as"),
     ],
 )
@@ -93,7 +102,69 @@ def test_any_text_is_a_gate_or_refused(text):
     assert gate.of(CELL) in (True, False, None)
 
 
+WORDS = {"tier": ["T0", "T1", "T2", "T3", "T2 0.6 s"], "verdict": ["kept", "broken", "not run"], "host": []}
+
+
+@pytest.mark.parametrize(
+    "text,mend",
+    [
+        ("tier==t3", "tier is never 't3'; did you mean T3"),
+        ("tier!=T4", "tier is never 'T4'; did you mean T"),
+        ("verdict==brokn", "did you mean broken?"),
+        ("verdict=='Not run'", "did you mean not run?"),
+        ("trials>3 && verdict==x", "known: kept, broken, not run"),
+        ("host==beef", "there is none here"),
+        ("tier==''", "tier is never ''"),
+    ],
+)
+def test_a_word_must_be_one_that_the_field_can_say(text, mend):
+    with pytest.raises(gates.GateError) as refusal:
+        gates.parse(text, GATED, WORDS)
+    assert mend in str(refusal.value)
+    gates.parse("verdict==kept && fault==whatever && tier=='T2 0.6 s'", GATED, WORDS)
+
+
+def test_t2_is_every_t2_whatever_its_seconds():
+    bounded = {"tier": "T2 0.6 s"}
+    for text, expected in {
+        "tier==T2": True,
+        "tier!=T2": False,
+        "tier=='T2 0.6 s'": True,
+        "tier=='T2 2 s'": False,
+        "tier==T3": False,
+    }.items():
+        assert gates.parse(text, GATED).of(bounded) is expected
+
+
+def asked(text, things, **more):
+    return gates.asked(text, [(gates.parse(text, GATED), things)], **more)
+
+
 def test_all_that_met_a_gate_and_all_it_could_not_tell_are_named():
     things = [("one", {"trials": 1}), ("two", {"trials": None}), ("three", {"trials": 3})]
-    (told,) = gates.asked([gates.parse("trials<2", GATED)], things)
+    told = asked("trials<2", things)
     assert told == {"gate": "trials<2", "failed": ["one"], "untold": ["two: trials not measured"]}
+
+
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        ("fault==lying-drive", "no cell is fault==lying-drive: it chooses nothing"),
+        ("fault==lying-drive && lost>0", "no cell is fault==lying-drive: it chooses nothing"),
+        ("lost>0 && fault!=none && fault!=cut-power", "no cell is fault!=none && fault!=cut-power: it chooses nothing"),
+        ("tier==T3 && fault==cut-power", "no cell is tier==T3 && fault==cut-power: it chooses nothing"),
+        ("by_name==true", "no cell is by_name==true: it chooses nothing"),
+        ("lost>3", None),
+        ("tier==T3 && lost>0", None),
+        ("fault==cut-power && lost>3", None),
+    ],
+)
+def test_a_gate_that_chooses_nothing_is_untold(text, why):
+    one = {"tier": "T3", "fault": "none", "lost": 0, "by_name": False}
+    things = [("one", one), ("two", {**one, "tier": "T1", "fault": "cut-power"})]
+    told = asked(text, things, chosen_by=("fault", "tier", "by_name"), whole="cell")
+    assert (told["failed"], told["untold"]) == ([], [why] if why else [])
+
+
+def test_of_nothing_at_all_no_gate_holds():
+    assert asked("lost>3", [], whole="cell")["untold"] == ["there is no cell to ask"]

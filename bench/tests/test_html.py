@@ -14,8 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -28,10 +26,6 @@ EVERYTHING = runpy.run_path(str(Path(__file__).parent / "all_settings.py"))
 GOLDEN = Path(__file__).parent / "golden"
 RECORD, MACHINE = EVERYTHING["record"], EVERYTHING["MACHINE"]
 HOSTILE = "</script><img src=x onerror=document.title='owned'> & \u2028 {{ 7 * 7 }}"
-ARGUMENTS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--window-size=1280,1000"),
-)
 LIMIT_BYTES = 1_500_000
 
 
@@ -48,23 +42,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folder):
     return page_of(folder.path.parent / "report.html", [folder])
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """One browser for the module. What is missing is a failure in CI, where apt installs it."""
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if binary is None or driver is None:
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options, Service(driver))
-    opened.set_page_load_timeout(60)
-    yield opened
-    opened.quit()
 
 
 @pytest.fixture

@@ -195,3 +195,97 @@ def test_what_was_lost_is_counted_in_the_reason_and_not_listed():
         "files:fsync-dir", "T3", 2.0, verdicts={"cut-power": "broken"}, whys={"cut-power": "2 lost of 3: a; b"}
     )
     assert pick(broken).why.endswith("(files:fsync-dir: cut-power, metadata: broken (2 lost of 3))")
+
+
+# --- several file systems: what is excluded is excluded before anything is ranked or tied
+
+
+def on(host, label, verdicts=None, **more):
+    """Power cuts on a file system that was made for them."""
+    return [
+        replace(cell, host=host, put_p50_ms=None, **more)
+        for cell in cells_of(label, "T3", None, ("cut-power",), verdicts=verdicts)
+    ]
+
+
+@pytest.mark.parametrize("verdict", ["broken", "unknown", "within", "no-promise"])
+@pytest.mark.parametrize("p50_ms,floor_ms", [(0.1, 0.01), (1.01, 0.5), (5.0, 0.01)])
+def test_what_failed_on_any_file_system_is_neither_ranked_nor_tied(verdict, p50_ms, floor_ms):
+    cells = [
+        *cells_of("files:fsync-dir", "T3", 1.0),
+        *cells_of("sqlite:wal-full", "T3", p50_ms),
+        *on("ffffffff", "files:fsync-dir"),
+        *on("ffffffff", "sqlite:wal-full", {"cut-power": verdict}),
+    ]
+    found = pick_of_hosts(cells, {"0a1b2c3d": floor_ms})
+    assert found.setting == "files:fsync-dir"
+    assert found.tied == ()
+    assert "sqlite" not in found.why
+    last = pick_of_hosts([*cells, *on("eeeeeeee", "files:fsync-dir", {"cut-power": verdict})], {"0a1b2c3d": floor_ms})
+    assert last.setting is None
+    assert "on ffffffff" in last.why
+    assert "on eeeeeeee" in last.why
+
+
+def test_what_failed_in_another_lane_is_not_picked():
+    lane = [replace(cell, lane="loop") for cell in on("0a1b2c3d", "sqlite:wal-full", {"cut-power": "broken"})]
+    found = pick_of_hosts([*DURABLE, *lane], {"0a1b2c3d": 0.1})
+    assert found.setting == "files:fsync-dir"
+
+
+def test_what_broke_elsewhere_is_no_pick_of_a_disk_with_latencies_either():
+    other = [replace(cell, host="ffffffff", verdict="broken") for cell in cells_of("sqlite:wal-full", "T3", 1.0)]
+    other += [replace(cell, host="ffffffff") for cell in cells_of("files:fsync-dir", "T3", 2.0)]
+    found = pick_of_hosts([*DURABLE, *other], {})
+    assert "(0a1b2c3d: files:fsync-dir; ffffffff: files:fsync-dir)" in found.why
+
+
+def test_what_was_not_run_on_another_file_system_is_told_and_stands_against_nobody():
+    elsewhere = on("ffffffff", "sqlite:wal-full", {"cut-power": "not run"}, trials=0, why="budget")
+    found = pick_of_hosts([*DURABLE, *elsewhere], {"0a1b2c3d": 0.1})
+    assert found.setting == "sqlite:wal-full"
+    assert "sqlite:wal-full on ffffffff, cut-power: budget" in found.not_tried
+
+
+def test_what_was_run_on_another_machine_only_is_not_picked_for_this_one():
+    found = pick_of_hosts([*cells_of("files:fsync-dir", "T3", 2.0), *on("ffffffff", "sqlite:wal-full")], {})
+    assert found.setting == "files:fsync-dir"
+    broken = [replace(cell, verdict="broken") for cell in cells_of("files:fsync-dir", "T3", 2.0)]
+    assert (
+        "sqlite:wal-full: was not run on 0a1b2c3d"
+        in pick_of_hosts([*broken, *on("ffffffff", "sqlite:wal-full")], {}).why
+    )
+
+
+def test_one_label_with_two_promises_is_not_promised_to_be_durable():
+    weaker = [replace(cell, tier="T1") for cell in on("ffffffff", "sqlite:wal-full")]
+    found = pick_of_hosts([*DURABLE, *weaker], {"0a1b2c3d": 0.1})
+    assert found.setting == "files:fsync-dir"
+
+
+def test_a_lane_that_was_not_run_is_no_gap_where_the_fault_was_run_in_another():
+    lane = [replace(cell, lane="loop") for cell in on("0a1b2c3d", "sqlite:wal-full", {"cut-power": "not run"})]
+    assert pick([*DURABLE, *lane], 0.1).setting == "sqlite:wal-full"
+
+
+def test_trials_that_could_not_be_judged_are_counted_in_the_words():
+    doubted = [replace(cell, trials_unknown=7 * (cell.fault == "kill-client")) for cell in DURABLE]
+    assert "power cuts included (14 of 500 trials unknown); the fastest" in pick(doubted, 0.1).why
+    assert "unknown" not in pick(DURABLE, 0.1).why
+
+
+def test_only_like_puts_are_ranked():
+    def timed(label, p50_ms, workload="agent", namespaces=("metadata",)):
+        found = cells_of(label, "T3", p50_ms, namespaces=namespaces)
+        return [replace(cell, workload=workload) for cell in found]
+
+    both = [*timed("files:fsync-dir", 9.0), *timed("files:fsync-dir", 1.0, "append")]
+    assert pick([*both, *timed("sqlite:wal-full", 2.0, "append")], 0.0).setting == "files:fsync-dir"
+    apart = pick([*timed("files:fsync-dir", 1.0), *timed("sqlite:wal-full", 2.0, "append")], 0.0)
+    assert apart.setting is None
+    assert "not timed by the same puts" in apart.why
+    parts = pick([*timed("files:fsync-dir", 1.0), *timed("sqlite:wal-full", 2.0, namespaces=("data",))], 0.0)
+    assert parts.setting is None
+    untimed = pick([*timed("files:fsync-dir", 1.0), *timed("sqlite:wal-full", None)], 0.0)
+    assert untimed.setting == "files:fsync-dir"
+    assert "sqlite:wal-full kept everything too, and had no latency measured" in untimed.why

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 import random
 import re
 import runpy
@@ -15,8 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from durabench import report
-from durabench.report import NOT_POSSIBLE, Cell, Expectation
+from durabench import output, report
+from durabench.report import NOT_POSSIBLE, Cell, Expectation, html
 from durabench.results import Differs, Folder, NotAFolder, runs_in
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -180,6 +182,104 @@ def test_slow_puts_that_were_mostly_missed_are_not_called_kept():
     assert found(2_000_000, ["inside", "inside", "after", "before"]).verdict == "kept", "half is enough"
     assert found(900_000, ["before"] * 3).verdict == "kept", "a signal takes longer than such a put"
     assert found(2_000_000, ["before"] * 3, "broken").verdict == "broken", "a loss is a loss, wherever the strike fell"
+
+
+def test_slow_puts_are_known_from_the_killed_trials_where_there_was_no_peace():
+    def found(usual_ns, struck, **more):
+        rows = [row(trial=at, struck=where, usual_put_ns=usual_ns, **more) for at, where in enumerate(struck)]
+        return cell_of(*rows)
+
+    missed = found(5_000_000, ["after"] * 20)
+    assert missed.verdict == "unknown"
+    assert missed.why == "only 0 of 20 strikes fell inside a put, which usually takes 5 ms"
+    assert found(5_000_000, ["after"] * 20, verdict="within").verdict == "unknown"
+    assert found(900_000, ["after"] * 20).verdict == "kept"
+    assert found(5_000_000, ["inside", "after"]).verdict == "kept"
+    older = found(None, ["after"] * 20)
+    assert older.verdict == "unknown"
+    assert "how long one usually takes was not recorded" in older.why
+    assert found(None, ["inside", "after"]).verdict == "kept", "half is enough, whatever a put takes"
+
+
+def test_the_quicker_part_says_how_long_a_put_takes_and_peace_before_a_trial_that_was_killed():
+    kills = [row(trial=at, struck="after", usual_put_ns=5_000_000) for at in range(4)]
+    quick = [row(trial=at, namespace="data", struck="after", usual_put_ns=500_000) for at in range(4)]
+    assert {cell.verdict for cell in report.cells([*kills, *quick])} == {"kept"}
+    peace = row(fault="none", trial=9)
+    assert report.cells([peace, *kills], latencies=lambda _: [500_000] * 10)[1].verdict == "kept"
+    elsewhere = {**peace, "host": "ffffffff"}
+    assert report.cells([elsewhere, *kills], latencies=lambda _: [500_000] * 10)[1].verdict == "unknown"
+
+
+def test_strikes_of_trials_that_were_not_judged_say_nothing_for_those_that_were():
+    rows = [row(trial=at, struck="after", usual_put_ns=5_000_000) for at in range(9)]
+    doubted = [row(trial=at, struck="inside", verdict="unknown", why="x") for at in range(10, 30)]
+    cell = cell_of(*rows, *doubted)
+    assert (cell.struck_inside, cell.trials, cell.trials_unknown) == (0, 29, 20)
+    assert cell.verdict == "unknown"
+    assert "0 of 9 strikes" in cell.why
+
+
+# ------------------------------------------------------------------------------------------ trials not judged
+
+GONE = [{"lost": 1}, {"stale": 2}, {"resurrected": 1}, {"damaged_acked": 1}, {"phantom": 1}, {"torn": 1}]
+GONE += [{"unavailable": True, "lost": None}, {"corrupt": 3}]
+
+
+@pytest.mark.parametrize("seen", GONE, ids=lambda seen: next(iter(seen)))
+@pytest.mark.parametrize("verdict", ["kept", "within"])
+def test_nothing_is_kept_against_what_trials_without_a_verdict_saw(seen, verdict):
+    judged = [row(trial=at, verdict=verdict) for at in range(5)]
+    doubted = [row(trial=at, verdict="unknown", why="a reader died", **seen) for at in range(5, 8)]
+    doubted.append(row(trial=9, verdict="unknown", why="nothing acknowledged"))
+    cell = cell_of(*judged, *doubted)
+    assert cell.verdict == "unknown"
+    name, count = next(iter(seen.items()))
+    of = "3 of 4 trials that could not be judged"
+    assert cell.why == f"{verdict} where judged, but seen in {of}: {3 * count} {name} (a reader died)"
+    assert status_of(*judged, *doubted) == 3
+    assert report.layout.cell_text(cell.as_json()) == ("? unknown", "9 trials", "4 unknown")
+
+
+@pytest.mark.parametrize("verdict", ["broken", "no-promise"])
+def test_what_is_broken_or_not_promised_stays_so_whatever_else_was_seen(verdict):
+    cell = cell_of(row(verdict=verdict, lost=1), row(trial=1, verdict="unknown", lost=1))
+    assert cell.verdict == verdict
+
+
+def test_a_window_that_was_not_exercised_is_no_contradiction_but_its_losses_are_seen():
+    short = row(trial=1, verdict="unknown", lost=3, why="window not exercised: no acknowledgement was older than 2 s")
+    assert cell_of(row(verdict="within", lost=1), short).verdict == "within"
+    cell = cell_of(row(), short)
+    assert (cell.verdict, cell.why) == ("within", short["why"])
+    assert cell_of(row(), {**short, "lost": 0}).verdict == "kept"
+
+
+def test_a_torn_put_in_doubt_is_no_contradiction_where_judged_trials_were_held_in_spite_of_one():
+    doubted = row(trial=1, verdict="unknown", torn=1)
+    assert cell_of(row(torn=1), doubted).verdict == "kept"
+    assert cell_of(row(torn=1), {**doubted, "damaged_acked": 1}).verdict == "unknown"
+
+
+def test_trials_that_were_not_judged_are_said_wherever_a_verdict_is(tmp_path):
+    folder = Folder.create_at(tmp_path / "run")
+    folder.begin({"machine": MACHINE, "cells": [], "seed": 1})
+    for fault in ("kill-client", "none"):
+        for at in range(17):
+            more = {"verdict": "unknown", "why": "the reader died"} if at >= 12 else {}
+            folder.append([row(fault=fault, trial=at + 100 * (fault == "none"), **more)])
+    folder.finish(0)
+    made = report.document([folder])
+    shown = {form: report.render(made, form) for form in ("table", "markdown", "csv", "json")}
+    assert "✓ kept<br>0/12 ≤ 26 %<br>5 unknown | ✓ kept<br>0/12 ≤ 26 %<br>5 unknown" in shown["markdown"]
+    assert shown["table"].count("0/12 ≤ 26 % 5 unknown") == 2, "the orderly stop is shown, too"
+    assert "? 5 of 17 trials unknown files:fsync-dir, kill-client, metadata: the reader died" in shown["table"]
+    assert shown["csv"].count("the reader died") == 2
+    assert [cell["trials_unknown"] for cell in json.loads(shown["json"])["cells"]] == [5, 5]
+    page = html.render(made, [folder])
+    assert "<small>0/12 ≤ 26 % 5 unknown</small>" in page
+    assert "; 1 of 1 cells have trials that could not be judged." in page
+    assert "+5?" in page
 
 
 def test_latency_comes_from_peace_on_this_host_only():
@@ -601,3 +701,120 @@ def test_the_block_of_a_readme_is_replaced_and_the_rest_stays(tmp_path, made):
         with pytest.raises(report.OutputError, match="durabench:begin"):
             report.write_block(readme, made)
         assert readme.read_text() == wrong
+
+
+QUOTED = (
+    "# Mine\n\nThe marks are `<!-- durabench:begin -->` and <!-- durabench:end -->, quoted:\n\n"
+    "    <!-- durabench:begin -->\n    <!-- durabench:end -->\n\nand below they are meant:\n"
+)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_of_the_rest_of_a_file_every_byte_stays_marks_in_prose_too(tmp_path, made, newline):
+    before, after = (
+        text.replace("\n", newline).encode() for text in (QUOTED, "\nThe end,\t\x0c \u2028 without a newline")
+    )
+    after += b"\xff\xfe not UTF-8 \r alone"
+    begin, end = (f"<!-- durabench:{word} -->{newline}".encode() for word in ("begin", "end"))
+    readme = tmp_path / "README.md"
+    readme.write_bytes(before + begin + b"old" + end.replace(b"<", b"\n<") + after)
+    report.write_block(readme, made)
+    block = report.render(made, "markdown").replace("\n", newline).encode()
+    assert readme.read_bytes() == before + begin + newline.encode() + block + newline.encode() + end + after
+    whole = readme.read_bytes()
+    report.write_block(readme, made)
+    assert readme.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "see <!-- durabench:begin --> and\n<!-- durabench:end -->\n",
+        "{begin}{end}{begin}{end}",
+        "{begin}{begin}{end}",
+        "{begin}{end}{end}",
+        "{end}{begin}",
+        "{begin}",
+        "```\n{begin}{end}```\n{begin}{end}",
+    ],
+)
+def test_anything_but_one_pair_of_marks_is_refused_and_nothing_written(tmp_path, made, wrong):
+    readme = tmp_path / "README.md"
+    text = wrong.format(begin="<!-- durabench:begin -->\n", end="<!-- durabench:end -->\n")
+    readme.write_text(text)
+    before = readme.stat()
+    with pytest.raises(report.OutputError, match="each alone on its line") as refusal:
+        report.write_block(readme, made)
+    assert "\n" not in str(refusal.value)
+    assert (readme.read_text(), readme.stat().st_mtime_ns) == (text, before.st_mtime_ns)
+    assert os.listdir(tmp_path) == ["README.md"]
+
+
+def test_what_is_no_file_has_no_block(tmp_path, made):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
+        with pytest.raises(report.OutputError, match="cannot be read"):
+            report.write_block(path, made)
+
+
+def written(path, made):
+    """By each of the ways in which a report becomes a file."""
+    yield lambda: report.write(made, report.outputs([f"json={path}"]))
+    yield lambda: output.replace_file(path, "text")
+    yield lambda: output.replace_file(path, b"bytes")
+    marks = "<!-- durabench:begin -->\n<!-- durabench:end -->\n"
+    yield lambda: (path.write_text(marks), report.write_block(path, made))
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_a_file_that_is_replaced_keeps_its_mode_and_its_link(tmp_path, made, way):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "real.md", tmp_path / "link.md"
+    target.write_text("old")
+    target.chmod(0o604)
+    link.symlink_to("there/real.md")
+    list(written(link, made))[way]()
+    assert link.is_symlink()
+    assert target.read_text() != "old"
+    assert target.stat().st_mode & 0o7777 == 0o604
+    assert sorted(os.listdir(tmp_path)) == ["link.md", "there"]
+    assert os.listdir(tmp_path / "there") == ["real.md"]
+
+
+def test_a_new_file_is_made_as_others_are_also_where_a_link_points_to_it(tmp_path):
+    plain, target, link = tmp_path / "plain", tmp_path / "target", tmp_path / "link"
+    plain.write_text("")
+    link.symlink_to(target)
+    output.replace_file(link, "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    assert target.stat().st_mode == plain.stat().st_mode
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(report.OutputError, match="Too many levels of symbolic links"):
+        output.replace_file(circle, "x")
+    assert circle.is_symlink()
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "report.md"
+    path.write_text("old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(report.OutputError, match="No space left on device"):
+        output.replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.md"]
+
+
+def test_a_hostile_name_of_a_workload_ends_no_block(tmp_path, made):
+    """Names come from rows, and rows from somebody's folder."""
+    hostile = "x\n<!-- durabench:end -->\n"
+    cells = [{**cell, "workload": hostile, "fault": hostile} for cell in made["cells"]]
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- durabench:begin -->\n<!-- durabench:end -->\n")
+    for _ in range(2):
+        report.write_block(readme, {**made, "cells": cells})
+    assert readme.read_text().count("<!-- durabench:end -->") == 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from durabench.output import Output
+    from durabench.row import Row
 
 
 def report(
@@ -92,7 +93,7 @@ def _with_plans(
 
 def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: ExpectOption = None) -> None:
     """Judge every trial again from its stored history; runs nothing. Exit 1 if one is broken and not a known
-    finding, else 3 if a judgement differs from the recorded one or has no history any more.
+    finding, else 3 if a judgement differs from the recorded one, has no history any more, or a cell is unknown.
     """
     from durabench import run as running
     from durabench.report import load_expectations
@@ -110,11 +111,27 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
     if gone:
         shown = ", ".join(gone[:5]) + ("" if len(gone) <= 5 else f" and {len(gone) - 5} more")
         print(f"gone or torn: {shown}: cannot be judged again")
+    unknown = _unknown([now for _, now in pairs if now["control"] is None])
+    if unknown:
+        print(
+            f"in {len(unknown)} cells no trial could be judged: {', '.join(unknown[:5])}{', …' if unknown[5:] else ''}"
+        )
     if not every:
         print("no trial of this run ended: there is nothing to judge")
     expected = f", {len(broken) - len(new)} of them expected" if len(new) < len(broken) else ""
     print(f"{len(pairs)} judgements: {len(different)} differ from what was recorded, {len(broken)} broken{expected}")
-    sys.exit(1 if new else COULD_NOT_TELL if different or gone or not every else 0)
+    sys.exit(1 if new else COULD_NOT_TELL if different or gone or unknown or not every else 0)
+
+
+def _unknown(rows: Sequence[Row]) -> list[str]:
+    """The cells of which no trial could be judged: where nothing is known, nothing held."""
+    from durabench.report.cells import KEY, worst
+
+    verdicts: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        verdicts.setdefault(tuple(str(row[name]) for name in KEY), []).append(row["verdict"])
+    cells = [dict(zip(KEY, key, strict=True)) for key, seen in verdicts.items() if worst(seen) == "unknown"]
+    return [f"{cell['backend']}:{cell['setting']} {cell['fault']} {cell['namespace']}" for cell in cells]
 
 
 def replay(

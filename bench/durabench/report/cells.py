@@ -4,6 +4,9 @@ Pure: rows in, cells out. A cell is keyed by backend, setting, tier, namespace, 
 are sums that skip nulls and are null only where every row is. The unit of a loss rate is the trial; on recorded faults
 it is the telling gap, losing if any of its crash states loses. Gaps of one recording may share their fate: beside the
 bound by gap stands the one by recording.
+
+Trials that could not be judged are counted, and said beside the verdict. What was seen in them is no judgement, but
+nothing is called kept or within against it: such a cell is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from durabench.checker import WORST_FIRST
+from durabench.checker import WINDOW_NOT_EXERCISED, WORST_FIRST
 from durabench.fault import FAULTS
 from durabench.row import Field, Row, loses
 from durabench.statistics import loss_rate, quantile, quantile_by_trial
@@ -100,6 +103,7 @@ class Cell:
     bytes_per_payload_byte: float | None = None
     verdict: str = "not run"
     why: str | None = None
+    unknown_why: str | None = None
     expected: str | None = None
     by_name: bool = False
     replay: str | None = None
@@ -136,7 +140,7 @@ CELL: Mapping[str, Field] = {
     "destroyed": Field("string", "", "the domain that the fault destroys"),
     "trials": Field("integer", "trials", "how many there were", required=True),
     "trials_unknown": Field("integer", "trials", "of them not judged, for a doubt", required=True),
-    "struck_inside": Field("integer", "trials", "of them struck inside a put"),
+    "struck_inside": Field("integer", "trials", "of those judged struck inside a put"),
     "acked": Field("integer", "puts", "sum over the trials, as are the counts that follow"),
     "in_doubt": Field("integer", "puts", "attempted, never acknowledged"),
     "lost": Field("integer", "keys", "acknowledged, then absent"),
@@ -177,8 +181,15 @@ CELL: Mapping[str, Field] = {
     "size_bytes": Field("integer", "bytes", "at rest, less what an empty store takes"),
     "payload_bytes": Field("integer", "bytes", "payload that was acknowledged"),
     "bytes_per_payload_byte": Field("number", "", "the quotient, over trials that have both"),
-    "verdict": Field("string", "", "the worst of its trials; `unknown` only where none was judged", required=True),
+    "verdict": Field(
+        "string",
+        "",
+        "the worst of its trials; `unknown` where none was judged, where those not judged speak against it, or where "
+        "too few strikes fell inside a put",
+        required=True,
+    ),
     "why": Field("string", "", "what decided"),
+    "unknown_why": Field("string", "", "why the first of its trials that could not be judged was not"),
     "expected": Field("string", "", "why a `broken` one is a known finding"),
     "by_name": Field("boolean", "", "a person asked for it by name", required=True),
     "replay": Field("string", "", "the command that runs the deciding trial again, where it is broken"),
@@ -190,11 +201,15 @@ _SUMS = (
 )
 _NEEDED = (
     *("trial", "gap", "telling", "contents_of", "contents_bits", "loss_window_s", "recovery_s"),
-    *("samples_at", "samples_n"),
+    *("samples_at", "samples_n", "usual_put_ns"),
 )
 _COUNTED = (*_SUMS, *_NEEDED)
 _SHARED = ("run", "verdict", "struck", "recording", "content")
 _WORDS = ("destroyed", "why", "replay")
+_GONE = ("lost", "stale", "resurrected", "damaged_acked", "phantom", "unavailable")
+"""What speaks against any promise, also in a trial that could not be judged."""
+_DAMAGED = ("torn", "corrupt")
+"""What speaks against some."""
 
 
 def cells(
@@ -218,12 +233,12 @@ def cells(
         key = _key(entry)
         known[key] = {**known.get(key, {}), **{name: value for name, value in entry.items() if value is not None}}
         grouped.setdefault(key, [])
-    told: set[tuple[Key, str, bool]] = set()
+    told: set[tuple[Key, str, bool, bool]] = set()
     for row in rows:
         if row.get("control") is not None:
             continue
         key = _key(row)
-        words = (key, row["verdict"], row.get("replay") is not None)
+        words = (key, row["verdict"], row.get("replay") is not None, _any(row, (*_GONE, *_DAMAGED)))
         grouped.setdefault(key, []).append(_slim(row, first=words not in told))
         told.add(words)
     found = [
@@ -231,7 +246,8 @@ def cells(
         for key, members in grouped.items()
     ]
     found = [replace(cell, by_name=bool(known.get(cell.key, {}).get("by_name"))) for cell in found]
-    found = [_with_doubt(cell, found) for cell in found]
+    usual = {key: _median(row.get("usual_put_ns") for row in members) for key, members in grouped.items()}
+    found = [_with_doubt(cell, found, usual) for cell in found]
     return _ordered([_with_expectation(cell, expectations) for cell in found])
 
 
@@ -242,12 +258,18 @@ def _slim(row: Row, *, first: bool) -> Row:
     for name in _SHARED:
         if (word := row.get(name)) is not None:
             slim[name] = sys.intern(word)
+    if row["verdict"] == "unknown" and WINDOW_NOT_EXERCISED in (row.get("why") or ""):
+        slim["not_exercised"] = True
     return slim | {name: row.get(name) for name in _WORDS} if first else slim
 
 
 def counts_for_rate(row: Mapping[str, Any]) -> bool:
     """Whether a trial enters the loss rate: it was judged, and the backend came up again."""
     return row["verdict"] != "unknown" and row.get("lost") is not None and not row.get("unavailable")
+
+
+def _any(row: Mapping[str, Any], names: Iterable[str]) -> bool:
+    return any((row.get(name) or 0) > 0 for name in names)
 
 
 def worst(verdicts: Iterable[str]) -> str:
@@ -278,6 +300,7 @@ def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: Floo
     decided = [row for row in rows if row["verdict"] == verdict]
     deciding = next((row for row in decided if row.get("replay")), decided[0])
     judged = [row for row in rows if row["verdict"] != "unknown"]
+    doubted = [row for row in rows if row["verdict"] == "unknown"]
     counted = [row for row in judged if counts_for_rate(row)]
     sums: dict[str, Any] = {name: _sum(row.get(name) for row in rows) for name in _SUMS}
     cell = Cell(
@@ -285,8 +308,8 @@ def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: Floo
         **sums,
         destroyed=rows[0].get("destroyed"),
         trials=len({(row.get("run"), row["trial"]) for row in rows}),
-        trials_unknown=len(rows) - len(judged),
-        struck_inside=_sum(None if row.get("struck") is None else row["struck"] == "inside" for row in rows),
+        trials_unknown=len(doubted),
+        struck_inside=_sum(None if row.get("struck") is None else row["struck"] == "inside" for row in judged),
         trials_counted=len(counted),
         trials_with_loss=sum(map(loses, counted)) if counted else None,
         loss_window_p50_s=_median(row.get("loss_window_s") for row in judged),
@@ -295,9 +318,10 @@ def _counted(key: Key, rows: Sequence[Row], latencies: Latencies, floor_of: Floo
         bytes_per_payload_byte=_ratio(rows),
         verdict=verdict,
         why=deciding.get("why") or None,
+        unknown_why=next((row["why"] for row in doubted if row.get("why")), None),
         replay=deciding.get("replay") if verdict == "broken" else None,
     )
-    cell = _with_contents(_with_bound(cell, counted), judged)
+    cell = _with_contents(_with_unjudged(_with_bound(cell, counted), judged, doubted), judged)
     return _with_latency(cell, rows, latencies, floor_of) if _peaceful(cell) else cell
 
 
@@ -326,6 +350,26 @@ def by_recording(rows: Iterable[Row]) -> dict[Place, tuple[set[int], set[int]]]:
         if loses(row):
             losing.add(row["gap"])
     return found
+
+
+def _with_unjudged(cell: Cell, judged: Sequence[Row], doubted: Sequence[Row]) -> Cell:
+    """What was seen in trials that could not be judged stands against ``kept`` and ``within``."""
+    if cell.verdict not in ("kept", "within"):
+        return cell
+    # Where no acknowledgement was older than the window, all that is gone is inside it.
+    inside = [row for row in doubted if row.get("not_exercised") and loses(row)]
+    if inside and cell.verdict == "kept":
+        first = next((row for row in inside if row.get("why")), inside[0])
+        cell = replace(cell, verdict="within", why=first.get("why"))
+    # A judged trial that was held in spite of a torn put in doubt shows that no put need be all or nothing.
+    names = _GONE if any(_any(row, _DAMAGED) for row in judged) else (*_GONE, *_DAMAGED)
+    against = [row for row in doubted if not row.get("not_exercised") and _any(row, names)]
+    if not against:
+        return cell
+    seen = ", ".join(f"{count:,} {name}" for name in names if (count := _sum(row.get(name) for row in against)))
+    why = next((row["why"] for row in against if row.get("why")), "no reason recorded")
+    of = f"{len(against)} of {cell.trials_unknown} trials that could not be judged"
+    return replace(cell, verdict="unknown", why=f"{cell.verdict} where judged, but seen in {of}: {seen} ({why})")
 
 
 def _with_bound(cell: Cell, counted: Sequence[Row]) -> Cell:
@@ -387,24 +431,34 @@ def _with_latency(cell: Cell, rows: Sequence[Row], latencies: Latencies, floor_o
     )
 
 
-def _with_doubt(cell: Cell, found: Sequence[Cell]) -> Cell:
+def _with_doubt(cell: Cell, found: Sequence[Cell], usual_ns: Mapping[Key, float | None]) -> Cell:
     """Where puts are slow enough to be struck inside and most were not, or no crash state could have shown a loss,
     ``kept`` was not put to the test.
+
+    How long a put usually takes is said by trials in peace; where there are none, by those that were struck themselves
+    (``usual_ns``). Where neither says, as in results from before that was recorded, nobody knows what the strikes were
+    worth.
     """
     if cell.gaps == 0 and cell.verdict in ("kept", "within"):
         return replace(cell, verdict="unknown", why=UNTOLD)
+    judged = cell.trials - cell.trials_unknown
     if cell.fault != "kill-client" or cell.verdict not in ("kept", "within") or cell.struck_inside is None:
         return cell
-    same = (cell.backend, cell.setting, cell.workload, cell.lane, cell.host)
-    usual = _known(
-        other.put_p50_ms
-        for other in found
-        if (other.backend, other.setting, other.workload, other.lane, other.host) == same
-    )
-    if 2 * cell.struck_inside >= cell.trials or min(usual, default=0.0) < SLOW_PUT_MS:
+    if 2 * cell.struck_inside >= judged:
         return cell
-    why = f"only {cell.struck_inside} of {cell.trials} strikes fell inside a put, which usually takes {min(usual):g} ms"
-    return replace(cell, verdict="unknown", why=why)
+    said = f"only {cell.struck_inside} of {judged} strikes fell inside a put, "
+    same = [other for other in found if _group(other) == _group(cell)]
+    own = (usual_ns.get(other.key) for other in same if other.fault == cell.fault)
+    usual_ms = _known(other.put_p50_ms for other in same) or [value / _MS for value in _known(own)]
+    if not usual_ms:
+        return replace(cell, verdict="unknown", why=f"{said}and how long one usually takes was not recorded")
+    if min(usual_ms) < SLOW_PUT_MS:
+        return cell
+    return replace(cell, verdict="unknown", why=f"{said}which usually takes {min(usual_ms):.3g} ms")
+
+
+def _group(cell: Cell) -> tuple[str, ...]:
+    return cell.backend, cell.setting, cell.workload, cell.lane, cell.host
 
 
 def _with_expectation(cell: Cell, expectations: Sequence[Expectation]) -> Cell:

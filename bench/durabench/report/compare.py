@@ -9,7 +9,6 @@ trials again, and are told only where they are larger than the floor moved.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import log
 from statistics import fmean
@@ -18,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 from durabench.checker import WORST_FIRST
 from durabench.fault import FAULTS
 from durabench.report import crossings, gates
-from durabench.report.cells import CELL, NOT_POSSIBLE, by_recording, counts_for_rate
+from durabench.report.cells import CELL, KEY, NOT_POSSIBLE, by_recording, counts_for_rate
 from durabench.report.document import BROKEN, COULD_NOT_TELL, HELD, document
 from durabench.results import SCHEMA_VERSION, distinct
 from durabench.row import Field
 from durabench.statistics import boschloo, difference_by_trial, holm, permutation, smallest_permutation_p
+from durabench.workload import WORKLOADS
+from durabench_backends.contract import DATA, METADATA, Domain
+from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +50,7 @@ CHANGES = (
 _MS = 1e6
 _TOLD = ("recording", "gap", "telling", "lost", "stale", "damaged_acked", "resurrected")
 _JUDGED = [verdict for verdict in WORST_FIRST if verdict != "unknown"]
+_NO_GATE = (NOT_POSSIBLE, "not rated")
 
 Place = tuple[str, ...]
 
@@ -67,6 +70,8 @@ COMPARISON: Mapping[str, Field] = {
 """What a comparison says of a pair of cells, beside the cells themselves (`a`, `b`)."""
 GATED: Mapping[str, Field] = {**CELL, **{name: what for name, what in COMPARISON.items() if name != "why"}}
 """What a gate may ask: the fields of B's cell, and those of the comparison."""
+CHOSEN_BY = (*KEY, "destroyed", "by_name")
+"""Of those what says which cell it is, and not what was found."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,26 @@ class Pair:
 
     @property
     def newly_broken(self) -> bool:
-        """A promise that B broke and A did not, and that nobody expected to be broken."""
-        return (
-            self.a is not None
-            and self.b is not None
-            and self.change == "worsened"
-            and self.b["verdict"] == "broken"
-            and self.b["expected"] is None
-        )
+        """A promise that B broke and A did not, and that nobody expected to be broken. Where A did not tell, or had no
+        such cell, nobody has seen it broken before.
+        """
+        if self.b is None or self.change == "refused" or self.b["expected"] is not None:
+            return False
+        return bool(self.b["verdict"] == "broken") and (self.a is None or self.a["verdict"] != "broken")
+
+    @property
+    def untold(self) -> bool:
+        """Whether B does not say what A said, tried what it could not tell, or must not be compared."""
+        unknown = self.b is not None and self.b["verdict"] == "unknown"
+        gone = self.change == "missing" and (self.a or {})["verdict"] in _JUDGED
+        return self.change in ("untold", "refused") or gone or (self.change == "new" and unknown)
+
+    @property
+    def gated(self) -> bool:
+        """Gates are about what B could have been judged by: not what cannot happen, and no mock."""
+        if self.b is None:
+            return self.untold
+        return self.b["verdict"] not in _NO_GATE
 
     def as_json(self) -> dict[str, Any]:
         """Its key, the comparison, and both cells."""
@@ -116,8 +133,9 @@ class Pair:
         return {**key, **{name: getattr(self, name) for name in COMPARISON}, "a": self.a, "b": self.b}
 
     def as_gated(self) -> dict[str, Any]:
-        """What gates see."""
-        return {**(self.b or {}), **{name: getattr(self, name) for name in COMPARISON if name != "why"}}
+        """What gates see; of a cell that B does not have, which one it is."""
+        cell = self.b or {name: self.cell[name] for name in CHOSEN_BY}
+        return {**cell, **{name: getattr(self, name) for name in COMPARISON if name != "why"}}
 
 
 @dataclass(frozen=True)
@@ -189,14 +207,16 @@ def compare(
     a: Sequence[Folder], b: Sequence[Folder], asked: Sequence[str] = (), expected: Sequence[Expectation] = ()
 ) -> dict[str, Any]:
     """The document of a comparison, with the exit status that it stands for: 1 where a gate failed or a promise is
-    newly broken, else 3 where something was refused, untold or not comparable at all, else 0. GateError.
+    newly broken, else 3 where something was refused, untold, judged in A only or not comparable at all, where a gate
+    cannot be told or chooses nothing, or B's runs are newly in doubt; else 0. GateError.
     """
     a, b = list(a), list(b)
-    parsed = [_parse(text, fields(a, b)) for text in asked]
+    for text in asked:
+        _read(text, [(kind, {}) for kind in fields(a, b)])  # a mistake is told before thousands of rows are read
     sides = Side.read(a, expected), Side.read(b, expected)
     pairs = _tested(_pairs(*sides))
-    met = [gate for gate in parsed if gate.fields <= set(GATED)]
-    told = gates.asked(met, [(one.name, one.as_gated()) for one in pairs if _gated(one)])
+    kinds: list[Kind] = [(GATED, words(*(side.document["cells"] for side in sides)))]
+    things = [[(one.name, one.as_gated()) for one in pairs if one.gated]]
     made: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "a": _side_json(sides[0]),
@@ -206,41 +226,85 @@ def compare(
         "cells": [one.as_json() for one in pairs],
         "crossings": None,
     }
-    untold = not any(one.change not in ("refused", "missing", "new", "not judged") for one in pairs)
+    untold = any(one.untold for one in pairs) or bool(new_doubts(made))
+    compared = any(one.change not in ("refused", "missing", "new", "not judged") for one in pairs)
     plans = [[folder.path for folder in side.folders if crossings.is_plan(folder.path)] for side in sides]
     if all(plans):
         found = crossings.compare(*(each[0] for each in plans))
-        rest = [gate for gate in parsed if gate not in met]
-        told += gates.asked(rest, [(one.name, one.as_gated()) for one in found])
+        kinds.append((crossings.GATED, crossings.words(found)))
+        things.append([(one.name, one.as_gated()) for one in found])
         made["crossings"] = [one.as_json() for one in found]
-        untold = False if not pairs and found else untold
-        untold |= any(one.change in ("refused", "untold") for one in found)
-    made["gates"] = told
-    return {**made, "exit_status": _exit_status(pairs, told, untold=untold)}
+        compared |= not pairs and bool(found)
+        untold |= any(one.untold for one in found)
+    made["gates"] = [_asked(text, kinds, things) for text in asked]
+    return {**made, "exit_status": _exit_status(pairs, made["gates"], untold=untold or not compared)}
 
 
-def _parse(text: str, kinds: Sequence[Mapping[str, Field]]) -> Gate:
-    """Of the first kind of things that it can be about; where there is none, the error is that of the first."""
-    for kind in kinds[1:]:
+Kind = tuple["Mapping[str, Field]", "Mapping[str, Sequence[str]]"]
+"""What gates may ask of one kind of things, and the words that there are for it."""
+
+
+def words(a: Sequence[Json], b: Sequence[Json]) -> dict[str, list[str]]:
+    """All that a gate's words can be, field by field: those of the contract, and those of the cells of both sides.
+    A field that is left out says anything, such as ``why``.
+    """
+    known = {
+        "backend": list(BACKENDS),
+        "setting": [],
+        "tier": ["T0", "T1", "T2", "T3"],
+        "namespace": [METADATA, DATA],
+        "workload": list(WORKLOADS),
+        "fault": list(FAULTS),
+        "lane": [],
+        "host": [],
+        "destroyed": [domain.label for domain in Domain],
+    }
+    found = {name: dict.fromkeys(every) for name, every in known.items()}
+    for cell in (*a, *b):
+        for name, every in found.items():
+            if cell[name] is not None:
+                every[str(cell[name])] = None
+    return {
+        **{name: list(every) for name, every in found.items()},
+        "verdict": [*WORST_FIRST, "not run"],
+        "change": list(CHANGES),
+        "tests_unit": ["trials", "gaps"],
+        "latency": ["slower", "faster", "no difference"],
+    }
+
+
+def new_doubts(document: Json) -> list[str]:
+    """What stands against trusting the runs of B, and did not stand against those of A."""
+    a, b = ([doubt for run in document[side]["runs"] for doubt in run["doubts"]] for side in ("a", "b"))
+    return [doubt for doubt in dict.fromkeys(b) if doubt not in a]
+
+
+def _read(text: str, kinds: Sequence[Kind]) -> list[tuple[int, Gate]]:
+    """The kinds of things that a gate can be about, each by its number; where there is none, the error is that of the
+    first.
+    """
+    found, errors = [], []
+    for number, (kind, known) in enumerate(kinds):
         try:
-            return gates.parse(text, kinds[0])
-        except gates.GateError:
-            with suppress(gates.GateError):
-                return gates.parse(text, kind)
-    return gates.parse(text, kinds[0])
+            found.append((number, gates.parse(text, kind, known)))
+        except gates.GateError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
 
 
-def _gated(pair: Pair) -> bool:
-    """Gates are about what B could have been judged by: not what cannot happen, and no mock."""
-    return pair.b is not None and pair.b["verdict"] not in (NOT_POSSIBLE, "not rated")
+def _asked(text: str, kinds: Sequence[Kind], things: Sequence[gates.Things]) -> dict[str, Any]:
+    read = [(gate, things[number]) for number, gate in _read(text, kinds)]
+    of_cells = read[0][1] is things[0]
+    chosen_by = (*CHOSEN_BY, *crossings.CHOSEN_BY)
+    return gates.asked(text, read, chosen_by, "cell of B" if of_cells else "crossing")
 
 
 def _exit_status(pairs: Sequence[Pair], told: Sequence[Json], *, untold: bool) -> int:
     if any(gate["failed"] for gate in told) or any(one.newly_broken for one in pairs):
         return BROKEN
-    if untold or any(gate["untold"] for gate in told) or any(one.change in ("untold", "refused") for one in pairs):
-        return COULD_NOT_TELL
-    return HELD
+    return COULD_NOT_TELL if untold or any(gate["untold"] for gate in told) else HELD
 
 
 def _side_json(side: Side) -> dict[str, Any]:
@@ -264,8 +328,12 @@ def _pairs(a: Side, b: Side) -> list[Pair]:
             other = over.pop(like[0])
             found.append(Pair(other, cell, "refused", _unlike(other, cell)))
         else:
-            found.append(Pair(None, cell, "new"))
-    return found + [Pair(cell, None, "missing") for cell in over.values()]
+            found.append(Pair(None, cell, "new", cell["why"] if cell["verdict"] in ("broken", "unknown") else None))
+    return found + [Pair(cell, None, "missing", _gone(cell)) for cell in over.values()]
+
+
+def _gone(cell: Json) -> str | None:
+    return f"{cell['verdict']} in A, and not in B at all" if cell["verdict"] in _JUDGED else None
 
 
 def _unlike(a: Json, b: Json) -> str:
@@ -319,12 +387,12 @@ def _refused(a: Side, b: Side, place: Place) -> str | None:
 def _verdicts(old: Json, new: Json) -> tuple[str, str | None]:
     """What became of the verdict, and why that is so."""
     before, after = (cell["verdict"] if cell["verdict"] in _JUDGED else None for cell in (old, new))
-    if before is None and after is None:
+    if before is None and after is None and (new["verdict"] != "unknown" or old["verdict"] == "unknown"):
         return "not judged", new["why"]
-    if before is None:
-        return "newly judged", new["why"]
     if after is None:
         return "untold", f"{new['verdict']}: {new['why'] or 'no reason recorded'}"
+    if before is None:
+        return "newly judged", new["why"]
     worse = _JUDGED.index(after) - _JUDGED.index(before)  # the worst comes first
     if worse < 0:
         return "worsened", new["why"]

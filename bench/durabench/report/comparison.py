@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from durabench.output import escaped, pipes, replace_file
 from durabench.redact import redact_all
 from durabench.report.cells import FIELDS
-from durabench.report.compare import CHANGES, COMPARISON, MATCHED_BY
+from durabench.report.compare import CHANGES, COMPARISON, MATCHED_BY, new_doubts
 from durabench.report.layout import cell_text, number, size_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ QUIET = ("same", "not judged")
 _STATUS = {
     0: "no promise is newly broken and no gate failed",
     1: "a promise is newly broken, or a gate failed",
-    3: "could not tell: something was refused, untold, or not comparable",
+    3: "could not tell: something was refused, untold, judged in A only, or not comparable",
 }
 
 
@@ -55,7 +55,8 @@ def sides(document: Json) -> list[str]:
         side = document[name]
         runs = "; ".join(f"{run['name']} ({run['trials']:,} trials)" for run in side["runs"])
         lines.append(f"{name.upper()}: {runs} on host {side['machine'].get('id')}")
-    return lines + [f"different: {line}" for line in document["differences"]]
+    lines += [f"different: {line}" for line in document["differences"]]
+    return lines + [f"doubt of B: {doubt}" for doubt in new_doubts(document)]
 
 
 def summary(document: Json) -> str:

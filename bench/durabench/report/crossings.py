@@ -9,7 +9,7 @@ from durabench.results import member
 from durabench.row import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     Json = Mapping[str, Any]
@@ -30,6 +30,8 @@ GATED: Mapping[str, Field] = {
     "moved_ratio": Field("number", "", "B's place divided by A's"),
 }
 """What a gate may ask of a crossing."""
+CHOSEN_BY = ("pair", "payload")
+"""Of those what says which crossing it is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Pair:
         """B's place divided by A's; None where either has none."""
         before, after = ((one or {}).get("at_bytes") for one in (self.a, self.b))
         return float(f"{after / before:.6g}") if before and after else None
+
+    @property
+    def untold(self) -> bool:
+        """Whether B does not say what A said, or says what must not be compared."""
+        return self.change in ("refused", "untold") or (self.change == "gone" and bool((self.a or {}).get("reliable")))
 
     @property
     def name(self) -> str:
@@ -79,6 +86,17 @@ def compare(a: Path, b: Path) -> list[Pair]:
     left, right = _by_pair(old), _by_pair(new)
     found = [_pair(key, left.get(key), right.get(key), unlike) for key in dict.fromkeys([*right, *left])]
     return sorted(found, key=lambda one: CHANGES.index(one.change))
+
+
+def words(found: Sequence[Pair]) -> dict[str, list[str]]:
+    """All that a gate's words can be, field by field."""
+    settings = [each for one in found for each in one.pair.split(" / ")]
+    return {
+        "change": list(CHANGES),
+        "pair": sorted({one.pair for one in found}),
+        "payload": sorted({one.payload for one in found} | {"incompressible", "compressible"}),
+        **dict.fromkeys(("below", "above"), sorted(set(settings))),
+    }
 
 
 def _unlike(old: Json, new: Json) -> str | None:

@@ -9,10 +9,14 @@ The grammar is all there is; nothing is evaluated by Python::
 
 A gate fails where one thing meets it. What was not measured is null, and null decides nothing: the gate is then untold
 for that thing, unless another of its conditions is not met, or the condition asks for null itself.
+
+No gate holds in silence because nothing can meet it: a word must be one of its field's, a number finite, and of the
+things there are the conditions that choose (``fault==cut-power``, not ``lost>0``) must choose at least one.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from dataclasses import dataclass
@@ -21,9 +25,11 @@ from typing import TYPE_CHECKING, Any
 from durabench_backends.registry import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from durabench.row import Field
+
+    Things = Sequence[tuple[str, Mapping[str, Any]]]
 
 _CONDITION = re.compile(
     r"""\s*(?P<field>[A-Za-z_]\w*)\s*(?P<op>>=|<=|==|!=|>|<|=)\s*(?P<value>'[^']*'|"[^"]*"|[^\s'"&|<>=!()]+)\s*"""
@@ -56,7 +62,13 @@ class _Condition:
         found = thing.get(self.field)
         if self.value is None:
             return (found is None) == (self.op == "==")
+        if self.field == "tier" and isinstance(found, str) and " " not in str(self.value):
+            found = found.partition(" ")[0]  # T2 is every T2, whatever its seconds
         return None if found is None else _OPS[self.op](found, self.value)
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if self.value is None or isinstance(self.value, bool) else self.value
+        return f"{self.field}{self.op}{value:g}" if isinstance(value, float) else f"{self.field}{self.op}{value}"
 
 
 @dataclass(frozen=True)
@@ -66,10 +78,9 @@ class Gate:
     text: str
     conditions: tuple[_Condition, ...]
 
-    @property
-    def fields(self) -> set[str]:
-        """The names that it asks about."""
-        return {condition.field for condition in self.conditions}
+    def choosing(self, chosen_by: Collection[str]) -> Gate:
+        """Of its conditions those that say which things it is about."""
+        return Gate(self.text, tuple(one for one in self.conditions if one.field in chosen_by))
 
     def of(self, thing: Mapping[str, Any]) -> bool | None:
         """Whether a thing meets every condition, which is to fail; None where that depends on what was not measured."""
@@ -83,19 +94,21 @@ class Gate:
         return [condition.field for condition in self.conditions if condition.of(thing) is None]
 
 
-def parse(text: str, fields: Mapping[str, Field]) -> Gate:
-    """The gate that ``text`` says, over things with ``fields``. GateError."""
+def parse(text: str, fields: Mapping[str, Field], words: Mapping[str, Collection[str]] | None = None) -> Gate:
+    """The gate that ``text`` says, over things with ``fields``; ``words`` are all that a field can say. GateError."""
     conditions = []
     for part in text.split("&&"):
         match = _CONDITION.fullmatch(part)
         if match is None:
             message = f"--fail-if {text!r}: {part.strip()!r} is no condition; {_EXAMPLE}"
             raise GateError(message)
-        conditions.append(_condition(match["field"], match["op"], match["value"], fields))
+        conditions.append(_condition(match["field"], match["op"], match["value"], fields, words or {}))
     return Gate(text, tuple(conditions))
 
 
-def _condition(field: str, op: str, value: str, fields: Mapping[str, Field]) -> _Condition:
+def _condition(
+    field: str, op: str, value: str, fields: Mapping[str, Field], words: Mapping[str, Collection[str]]
+) -> _Condition:
     if field not in fields:
         message = f"--fail-if: nothing has a field {field!r}; {nearest(field, list(fields))}"
         raise GateError(message)
@@ -109,12 +122,20 @@ def _condition(field: str, op: str, value: str, fields: Mapping[str, Field]) -> 
         message = f"--fail-if: {field} {op} {value}: {field} is {kind}, and only == and != make sense here"
         raise GateError(message)
     if value == "null" and not quoted:
+        if fields[field].required:
+            message = f"--fail-if: {field} is never null"
+            raise GateError(message)
         return _Condition(field, op, None)
-    return _Condition(field, op, _value(field, kind, value[1:-1] if quoted else value))
+    return _Condition(field, op, _value(field, kind, value[1:-1] if quoted else value, words.get(field)))
 
 
-def _value(field: str, kind: str, text: str) -> float | str | bool:
+def _value(field: str, kind: str, text: str, words: Collection[str] | None) -> float | str | bool:
     if kind == "string":
+        if words is not None and text not in words:
+            message = (
+                f"--fail-if: {field} is never {text!r}; {nearest(text, list(words)) if words else 'there is none here'}"
+            )
+            raise GateError(message)
         return text
     if kind == "boolean":
         if text in ("true", "false"):
@@ -122,26 +143,37 @@ def _value(field: str, kind: str, text: str) -> float | str | bool:
         message = f"--fail-if: {field} is true or false, not {text!r}"
         raise GateError(message)
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
         message = f"--fail-if: {field} is a number, not {text!r}"
-        raise GateError(message) from None
+        raise GateError(message)
+    if field in RATES and not 0 <= number <= 1:
+        message = f"--fail-if: {field} lies between 0 and 1, {text} does not; 5 % is 0.05"
+        raise GateError(message)
+    return number
 
 
-def asked(gates: Iterable[Gate], things: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What each gate says of things with their names: ``{"gate", "failed", "untold"}``: which met it, of which it could
-    not be told.
+RATES = ("loss_rate_low", "loss_rate_high", "p", "p_holm")
+"""What nothing above 1 can be asked of: whoever does means per cent."""
+
+
+def asked(
+    text: str, kinds: Sequence[tuple[Gate, Things]], chosen_by: Collection[str] = (), whole: str = "thing"
+) -> dict[str, Any]:
+    """What a gate says of things with their names: ``{"gate", "failed", "untold"}``: which met it, of which it could
+    not be told. ``kinds``: the gate as it is read for each kind of things. It is untold, too, where the conditions on
+    ``chosen_by`` choose none of all the things, each called a ``whole``.
     """
-    things = list(things)
-    return [
-        {
-            "gate": gate.text,
-            "failed": [name for name, thing in things if gate.of(thing) is True],
-            "untold": [
-                f"{name}: {' and '.join(gate.untold(thing))} not measured"
-                for name, thing in things
-                if gate.of(thing) is None
-            ],
-        }
-        for gate in gates
+    pairs = [(gate, name, thing) for gate, things in kinds for name, thing in things]
+    untold = [
+        f"{name}: {' and '.join(gate.untold(thing))} not measured"
+        for gate, name, thing in pairs
+        if gate.of(thing) is None
     ]
+    if not any(gate.choosing(chosen_by).of(thing) for gate, _, thing in pairs):
+        choosing = kinds[0][0].choosing(chosen_by).conditions
+        said = " && ".join(map(str, choosing))
+        untold.append(f"no {whole} is {said}: it chooses nothing" if said else f"there is no {whole} to ask")
+    return {"gate": text, "failed": [name for gate, name, thing in pairs if gate.of(thing) is True], "untold": untold}

@@ -96,7 +96,8 @@ def _column(cell: Json, columns: Sequence[str]) -> str:
 def _peace_failed(members: Sequence[Json]) -> bool:
     """An orderly stop has no column of its own: that it keeps everything is a control, and its latency stands apart."""
     peace = [cell for cell in members if cell["fault"] == "none"]
-    return any(cell["verdict"] in ("broken", "unknown") for cell in peace) or len(peace) == len(members)
+    told = any(cell["verdict"] in ("broken", "unknown") or cell["trials_unknown"] for cell in peace)
+    return told or len(peace) == len(members)
 
 
 def _line(key: tuple[str, str, str, str], cells: Mapping[str, Json], columns: Sequence[str]) -> Line:
@@ -128,13 +129,14 @@ def cell_text(cell: Json | None) -> tuple[str, ...]:
 
 def _figures(cell: Json) -> list[str]:
     if cell["verdict"] == "unknown":
-        return [_counted(cell["trials"], "trial")]
+        some = 0 < cell["trials_unknown"] < cell["trials"]
+        return [_counted(cell["trials"], "trial"), *([f"{cell['trials_unknown']:,} unknown"] if some else [])]
     parts = _losing(cell)
     if cell["recordings"] is not None:
         parts.append(_looked_at(cell))
         parts += [f"{_counted(cell['gaps_untold'], 'gap')} cannot tell"] if cell["gaps_untold"] else []
     for name, word in (("unavailable", "down"), ("trials_unknown", "unknown")):
-        parts += [f"{cell[name]} {word}"] if cell[name] else []
+        parts += [f"{cell[name]:,} {word}"] if cell[name] else []
     return parts
 
 
@@ -240,13 +242,21 @@ def _run(run: Json) -> str:
 
 
 def findings(document: Json) -> list[str]:
-    """One line for everything that is broken or unknown, with what decided and how to see it again."""
+    """One line for everything that is broken or unknown, and for trials that are, with what decided and how to see it
+    again.
+    """
     grouped: dict[tuple[str, ...], list[str]] = {}
     for cell in document["cells"]:
+        where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
+        if cell["verdict"] != "unknown" and cell["trials_unknown"]:
+            said = (
+                f"{MARKS['unknown']} {cell['trials_unknown']:,} of {_counted(cell['trials'], 'trial')} unknown {where}"
+            )
+            why = cell["unknown_why"] or "no reason recorded"
+            grouped.setdefault((said, why, ""), []).append(cell["namespace"])
         if cell["verdict"] not in ("broken", "unknown"):
             continue
         expected = f" (expected: {cell['expected']})" if cell["expected"] is not None else ""
-        where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
         said = f"{MARKS[cell['verdict']]} {cell['verdict']}{expected} {where}"
         replay = f"; again: {cell['replay']}" if cell["replay"] else ""
         grouped.setdefault((said, cell["why"] or "no reason recorded", replay), []).append(cell["namespace"])

@@ -51,18 +51,33 @@ def write(document: Json, asked: Sequence[Output], console: Console | None = Non
 
 
 def write_block(path: Path, document: Json) -> None:
-    """Replace what stands between the two marks in a file by a document. OutputError without the marks."""
-    try:
-        whole = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"{path} cannot be read: {error}"
-        raise OutputError(message) from None
-    before, begin, rest = whole.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in after:
-        message = f"{path} needs one {BEGIN} and below it one {END}, on lines of their own"
+    """Replace what stands between the two marks in a file by a document; all else keeps every byte.
+
+    A mark counts only where it stands alone on its line, not indented as code is. OutputError unless there is exactly
+    one pair.
+    """
+    lines = _content(path).splitlines(keepends=True)
+    begins, ends = ([at for at, line in enumerate(lines) if line.rstrip() == mark.encode()] for mark in (BEGIN, END))
+    if len(begins) != 1 or len(ends) != 1 or begins > ends:
+        found = f"{len(begins)} and {len(ends)} were found{', in the wrong order' if begins > ends else ''}"
+        message = f"{path} needs one {BEGIN} and below it one {END}, each alone on its line: {found}; nothing written"
         raise OutputError(message)
-    replace_file(path, f"{before}{BEGIN}\n\n{render(document, 'markdown')}\n{END}{after}")
+    (begin,), (end,) = begins, ends
+    newline = lines[begin].removeprefix(lines[begin].rstrip(b"\r\n"))  # the file's own
+    block = [b"", *render(document, "markdown").encode().split(b"\n")]
+    replace_file(path, b"".join([*lines[: begin + 1], newline.join(block), newline, *lines[end:]]))
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file. OutputError: it cannot be read, or is none (a pipe would be waited for)."""
+    try:
+        if path.is_file() or not path.exists():
+            return path.read_bytes()
+        why: str | None = "it is no file"
+    except OSError as error:
+        why = error.strerror
+    message = f"{path} cannot be read: {why}"
+    raise OutputError(message)
 
 
 def _json(document: Json) -> str:
@@ -96,7 +111,8 @@ def _markdown(document: Json) -> str:
 
 def _grid(grid: Grid) -> list[str]:
     names = ["setting", "tier", "part", *grid.columns, "put / floor, ms", "p99, ms", "bytes per payload byte"]
-    lines = [f"{grid.title[:1].upper()}{grid.title[1:]}:", "", pipes(names), pipes(["---"] * len(names))]
+    title = escaped(f"{grid.title[:1].upper()}{grid.title[1:]}")
+    lines = [f"{title}:", "", pipes(list(map(escaped, names))), pipes(["---"] * len(names))]
     for line in grid.lines:
         faults = ["<br>".join(map(escaped, parts)) for parts in line.faults]
         first = [f"{line.backend}:{line.setting}", line.tier, line.namespace]

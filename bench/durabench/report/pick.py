@@ -39,23 +39,7 @@ class Pick:
 
 def pick(cells: Sequence[Cell], floor_moved_ms: float | None = None) -> Pick:
     """The pick among the cells of one host. ``floor_moved_ms``: by how much the floor moved during the run."""
-    cells = [cell for cell in cells if cell.destroyed not in _PROMISED_BY_NOBODY]
-    not_tried = _not_tried(cells)
-    durable: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.tier == DURABLE:
-            durable.setdefault(cell.label, []).append(cell)
-    if not durable:
-        return Pick(None, "no setting that promises to lose nothing (T3) was asked for", not_tried)
-    if not any(_survives_power(members) is not None for members in durable.values()):
-        why = "no power cut was made, and without one nobody can tell which settings keep what they acknowledged"
-        return Pick(None, why, not_tried)
-    against = {label: _against(members) for label, members in durable.items()}
-    kept = [label for label, reason in against.items() if reason is None]
-    if not kept:
-        reasons = "; ".join(f"{label}: {reason}" for label, reason in against.items())
-        return Pick(None, f"no setting kept everything in every cell ({reasons})", not_tried)
-    return _fastest({label: _put_p50_ms(durable[label]) for label in kept}, floor_moved_ms, not_tried)
+    return pick_of_hosts(cells, dict.fromkeys(hosts_of(cells), floor_moved_ms))
 
 
 def hosts_of(cells: Iterable[Cell]) -> list[str]:
@@ -64,62 +48,122 @@ def hosts_of(cells: Iterable[Cell]) -> list[str]:
 
 
 def pick_of_hosts(cells: Sequence[Cell], floor_moved_ms: Mapping[str, float | None]) -> Pick:
-    """The pick of the one host that has latencies; what file systems made for a power cut saw can but stand against it.
+    """The pick of the one host that has latencies; what was seen on any other can but stand against a setting.
 
     Of several hosts with latencies there is none, since their disks differ. ``floor_moved_ms`` is by host.
     """
-    hosts = hosts_of(cells)
-    each = {host: pick([cell for cell in cells if cell.host == host], floor_moved_ms.get(host)) for host in hosts}
-    if len(hosts) < 2:
-        return each[hosts[0]] if hosts else pick(cells)
-    timed = {cell.host for cell in cells if cell.put_p50_ms is not None}
-    if len(timed) != 1:
-        said = "; ".join(f"{host}: {one.setting or 'none'}" for host, one in each.items())
-        return Pick(None, f"several machines or disks, each has its own ({said})")
-    (host,) = timed
-    one = each[host]
+    cells = [cell for cell in cells if cell.destroyed not in _PROMISED_BY_NOBODY]
+    timed = hosts_of(cell for cell in cells if cell.put_p50_ms is not None)
+    if len(timed) > 1:
+        each = {host: _of_host(cells, host, floor_moved_ms.get(host)).setting or "none" for host in timed}
+        said = "; ".join(f"{host}: {label}" for host, label in each.items())
+        return Pick(None, f"several machines or disks, each has its own ({said})", _not_tried(cells))
+    host = timed[0] if timed else None
+    found = _of_host(cells, host, None if host is None else floor_moved_ms.get(host))
+    if len(hosts_of(cells)) < 2 or host is None:
+        return found
+    return replace(found, why=f"{found.why} (on {host}, where latency was measured)")
+
+
+def _of_host(cells: Sequence[Cell], host: str | None, floor_moved_ms: float | None) -> Pick:
+    """The pick by the latencies of a host, after all that anything stands against anywhere is excluded; without a host
+    of all cells.
+    """
+    members: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell.host != host and cell.label == one.setting and cell.verdict == "broken":
-            why = f"{one.setting}, the fastest on {host}, broke its promise on {cell.host} ({cell.fault})"
-            return Pick(None, why, one.not_tried)
-    return replace(one, why=f"{one.why} (on {host}, where latency was measured)")
+        members.setdefault(cell.label, []).append(cell)
+    durable = {label: mine for label, mine in members.items() if any(cell.tier == DURABLE for cell in mine)}
+    not_tried = _not_tried(cells)
+    if not durable:
+        return Pick(None, "no setting that promises to lose nothing (T3) was asked for", not_tried)
+    if not any(_survives_power(_here(mine, host)) is not None for mine in durable.values()):
+        why = "no power cut was made, and without one nobody can tell which settings keep what they acknowledged"
+        return Pick(None, why, not_tried)
+    against = {label: _against(mine, host) for label, mine in durable.items()}
+    kept = {label: mine for label, mine in durable.items() if against[label] is None}
+    if not kept:
+        reasons = "; ".join(f"{label}: {reason}" for label, reason in against.items())
+        return Pick(None, f"no setting kept everything in every cell ({reasons})", not_tried)
+    return _fastest(kept, host, floor_moved_ms, (*not_tried, *_not_run_elsewhere(kept, host)))
 
 
-def _fastest(p50_ms: dict[str, float | None], floor_moved_ms: float | None, not_tried: tuple[str, ...]) -> Pick:
+def _here(members: Iterable[Cell], host: str | None) -> list[Cell]:
+    return [cell for cell in members if host in (None, cell.host)]
+
+
+def _fastest(
+    kept: Mapping[str, Sequence[Cell]], host: str | None, floor_moved_ms: float | None, not_tried: tuple[str, ...]
+) -> Pick:
     """The fastest of settings that all kept everything, unless it is too close to call."""
-    kept = "kept everything under every fault that was run, power cuts included"
-    timed = sorted((value, label) for label, value in p50_ms.items() if value is not None)
-    if not timed:
-        tied = tuple(sorted(p50_ms))
-        return Pick(None, f"{_and(tied)} {kept}; no latency could be measured to choose by", not_tried, tied)
+
+    def all_of(labels: Sequence[str]) -> str:
+        return f"{_and(labels)} {_kept([cell for label in labels for cell in kept[label]])}"
+
+    puts = {label: found for label, mine in kept.items() if (found := _puts_ms(_here(mine, host)))}
+    untimed = tuple(sorted(set(kept) - set(puts)))
+    if not puts:
+        return Pick(None, f"{all_of(untimed)}; no latency could be measured to choose by", not_tried, untimed)
+    # Like is ranked with like: by the metadata, which every step writes; by the data where they hold nothing else.
+    common = set.intersection(*(set(found) for found in puts.values()))
+    chosen = [part for part in common if part[0] == METADATA] or sorted(common)
+    if not chosen:
+        tied = tuple(sorted(puts))
+        return Pick(None, f"{all_of(tied)}; they were not timed by the same puts", not_tried, tied)
+    timed = sorted((statistics.mean(found[part] for part in chosen), label) for label, found in puts.items())
     best_ms, best = timed[0]
     close = tuple(label for value, label in timed if value - best_ms <= (floor_moved_ms or 0.0))
     if len(close) > 1:
-        why = f"{_and(close)} {kept}; they differ by less than the floor moved ({floor_moved_ms or 0:.3g} ms): a tie"
-        return Pick(None, why, not_tried, close)
+        moved = f"they differ by less than the floor moved ({floor_moved_ms or 0:.3g} ms): a tie"
+        return Pick(None, f"{all_of(close)}; {moved}", not_tried, close)
     behind = f", before {timed[1][1]} ({timed[1][0]:.3g} ms)" if len(timed) > 1 else ""
-    return Pick(
-        best, f"promises T3, {kept}; the fastest of them with a median put of {best_ms:.3g} ms{behind}", not_tried
+    rest = f"; {_and(untimed)} kept everything too, and had no latency measured" if untimed else ""
+    fastest = f"the fastest of them with a median put of {best_ms:.3g} ms{behind}{rest}"
+    return Pick(best, f"promises T3, {_kept(kept[best])}; {fastest}", not_tried)
+
+
+def _kept(members: Sequence[Cell]) -> str:
+    """``kept everything …``, and how many of the trials could not be judged."""
+    unknown, trials = (
+        sum(counts) for counts in zip(*((cell.trials_unknown, cell.trials) for cell in members), strict=True)
     )
+    said = "kept everything under every fault that was run, power cuts included"
+    return f"{said} ({unknown:,} of {trials:,} trials unknown)" if unknown else said
 
 
-def _against(members: Iterable[Cell]) -> str | None:
-    """What stands against a setting; None where every cell is kept, those of a power cut among them."""
-    members = list(members)
+def _against(members: Sequence[Cell], host: str | None) -> str | None:
+    """What stands against a setting; None where every cell is kept, those of a power cut on this host among them."""
+    here = _here(members, host)
+    if not here:
+        return f"was not run on {host}"
     for cell in members:
-        if cell.verdict not in ("kept", NOT_POSSIBLE) and not _covered(cell, members):
-            # How much was lost, without the list of it, which stands with the losing trials.
-            said = cell.why.partition(": ")[0] if cell.why and cell.verdict == "broken" else cell.why
-            why = f" ({said})" if said else ""
-            return f"{cell.fault}, {cell.namespace}: {cell.verdict}{why}"
-    missing = {cell.namespace for cell in members} - (_survives_power(members) or set())
+        elsewhere = f" on {cell.host}" if host not in (None, cell.host) else ""
+        if cell.tier != DURABLE:
+            return f"promises {cell.tier}{elsewhere}"
+        if cell.verdict in ("kept", NOT_POSSIBLE) or _covered(cell, members, elsewhere=bool(elsewhere)):
+            continue
+        # How much was lost, without the list of it, which stands with the losing trials.
+        said = cell.why.partition(": ")[0] if cell.why and cell.verdict == "broken" else cell.why
+        why = f" ({said})" if said else ""
+        if elsewhere and cell.verdict == "broken":
+            return f"broke its promise{elsewhere} ({cell.fault}){f': {said}' if said else ''}"
+        return f"{cell.fault}, {cell.namespace}{elsewhere}: {cell.verdict}{why}"
+    missing = {cell.namespace for cell in here} - (_survives_power(here) or set())
     return f"no power cut judged for its {_and(sorted(missing))}" if missing else None
 
 
-def _covered(cell: Cell, members: Sequence[Cell]) -> bool:
-    """A reset that was not run says nothing new where a power cut, which destroys more, was survived."""
-    reset = cell.verdict == "not run" and cell.destroyed == Domain.MACHINE.label
-    return reset and cell.namespace in (_survives_power(members) or set())
+def _covered(cell: Cell, members: Sequence[Cell], *, elsewhere: bool) -> bool:
+    """Of what was not run: a reset says nothing new where a power cut, which destroys more, was survived; another lane
+    nothing where the fault was; and elsewhere nothing was tried, which is told.
+    """
+    if cell.verdict != "not run":
+        return False
+    same = (cell.fault, cell.namespace, cell.workload, cell.host)
+    other_lane = any(
+        one.verdict == "kept" and (one.fault, one.namespace, one.workload, one.host) == same for one in members
+    )
+    reset = cell.destroyed == Domain.MACHINE.label
+    survived = _survives_power([one for one in members if one.host == cell.host]) or set()
+    return elsewhere or other_lane or (reset and cell.namespace in survived)
 
 
 def _survives_power(members: Iterable[Cell]) -> set[str] | None:
@@ -128,11 +172,20 @@ def _survives_power(members: Iterable[Cell]) -> set[str] | None:
     return {cell.namespace for cell in cut if cell.verdict == "kept"} if cut else None
 
 
-def _put_p50_ms(members: Iterable[Cell]) -> float | None:
-    """Median put of the metadata, which every step writes; of the data where the setting holds nothing else."""
-    timed = [cell for cell in members if cell.put_p50_ms is not None]
-    chosen = [cell for cell in timed if cell.namespace == METADATA] or timed
-    return statistics.mean(cell.put_p50_ms or 0.0 for cell in chosen) if chosen else None
+def _puts_ms(members: Iterable[Cell]) -> dict[tuple[str, str], float]:
+    """Median put by namespace and workload."""
+    return {(cell.namespace, cell.workload): cell.put_p50_ms for cell in members if cell.put_p50_ms is not None}
+
+
+def _not_run_elsewhere(kept: Mapping[str, Sequence[Cell]], host: str | None) -> tuple[str, ...]:
+    """What was not run of settings that may be picked, on hosts other than that of the pick."""
+    lines = [
+        f"{label} on {cell.host}, {cell.fault}: {cell.why or cell.verdict}"
+        for label, mine in kept.items()
+        for cell in mine
+        if cell.verdict == "not run" and host not in (None, cell.host)
+    ]
+    return tuple(dict.fromkeys(lines))
 
 
 def _not_tried(cells: Sequence[Cell]) -> tuple[str, ...]:

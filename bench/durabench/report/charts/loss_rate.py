@@ -25,7 +25,7 @@ NAME, TITLE = "loss-rate", "How often something acknowledged is lost"
 MEASURED = (
     "Loss rate by trial (after power cuts by telling gap between acknowledged changes), with exact two-sided 95 % "
     "intervals; filled: seen to lose; open: never seen to lose, the line ends at what that allows. Upper line "
-    "metadata, lower line data."
+    "metadata, lower line data. +n?: n more trials could not be judged."
 )
 _ROW, _COLUMN, _FIGURES = 0.36, 2.0, 1.25
 
@@ -117,7 +117,8 @@ def _intervals(axes: Axes, cells: Sequence[tuple[Json, float]], look: style.Look
             axes.plot(rates, heights, look.marker, markerfacecolor=ground, **common)
     for cell, at in cells:
         losing, of = counts(cell)
-        said = f"{losing}/{of}  {bound_text(losing, of)}"
+        unknown = f" +{cell['trials_unknown']}?" if cell["trials_unknown"] else ""
+        said = f"{losing}/{of}  {bound_text(losing, of)}{unknown}"
         axes.text(1.03, at, said, size=6.5, va="center", transform=axes.get_yaxis_transform(), clip_on=False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from durabench.row import loses
@@ -50,7 +51,7 @@ class Material:
         found: Sequence[Json] = self.document["cells"]
         return found
 
-    @property
+    @cached_property
     def hosts(self) -> list[str]:
         """Machines and disks, in order of appearance."""
         return list(dict.fromkeys(cell["host"] for cell in self.cells))
@@ -87,7 +88,10 @@ class Gathering:
     def folder(self, folder: Folder) -> None:
         """Take what the folder says beside its rows."""
         for label, promise in (folder.run.get("promises") or {}).items():
-            self._promises.setdefault(label, promise.get("may_lose_s") or {})
+            may = promise.get("may_lose_s") or {}
+            known = self._promises.get(label, may)
+            # Where two runs differ, as one label with two configurations does, the weaker promise is that of both.
+            self._promises[label] = {domain: max(known[domain], may[domain]) for domain in known if domain in may}
         plan = _json(folder)
         if plan is not None:
             self._plans.append(plan)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from durabench.output import OutputError
+from durabench.output import OutputError, replace_file
 from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def save(chart: Chart, directory: Path, formats: Sequence[str]) -> list[Path]:
         path = directory / f"{chart.name}.{form}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content(chart, form))
         except OSError as error:
             message = f"{path} cannot be written: {error.strerror}; choose another folder"
             raise OutputError(message) from None
+        replace_file(path, content(chart, form))
         made.append(path)
     return made
 

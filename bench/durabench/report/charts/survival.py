@@ -63,7 +63,9 @@ def sentence(document: Json) -> str:
     lost = sum("no-promise" in seen and "broken" not in seen for seen in verdicts.values())
     kept = sum(seen <= {"kept", "within"} for seen in verdicts.values())
     said = f"{kept} of {len(verdicts)} settings kept their promise wherever they were struck"
+    untold = sum("unknown" in seen and "broken" not in seen for seen in verdicts.values())
     said += f", {lost} more promise nothing under at least one of the faults" if lost else ""
+    said += f", of {untold} something could not be told" if untold else ""
     return f"{said}, and {named(broken)} broke it." if broken else f"{said}; none broke it."
 
 

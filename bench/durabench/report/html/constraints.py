@@ -13,7 +13,7 @@ from durabench.report.layout import size_text
 from durabench_backends.contract import RATED_DOMAINS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from durabench.report.charts import Material
     from durabench.report.layout import Json
@@ -33,17 +33,17 @@ def domains(material: Material) -> list[dict[str, str]]:
 
 
 def settings(material: Material) -> list[dict[str, Any]]:
-    """Every setting of every host: promise and outcome per domain, latency per size."""
+    """Every setting of every host: promise (None: not recorded) and outcome per domain, latency per size."""
     grouped: dict[tuple[str, str], list[Json]] = {}
     for cell in material.cells:
         grouped.setdefault((cell["host"], f"{cell['backend']}:{cell['setting']}"), []).append(cell)
-    planned = _planned(material)
+    planned, usual = _planned(material), _usual_sizes(material)
     return [
         {
             "label": material.place(members[0]),
-            "promise": dict(material.promises.get(label, {})),
+            "promise": material.promises.get(label),
             "seen": {domain.label: _seen(members, domain.label) for domain in RATED_DOMAINS},
-            "puts": {**_puts(material, members), **planned.get(label, {})},
+            "puts": {**_puts(members, usual), **planned.get(label, {})},
         }
         for (_, label), members in grouped.items()
     ]
@@ -55,9 +55,14 @@ def sizes(found: Sequence[Json]) -> list[str]:
 
 
 def _seen(cells: Iterable[Json], domain: str) -> dict[str, Any]:
-    """The worst of the cells of one domain, the longest loss window, and how often a loss is still possible."""
+    """The worst of the cells of one domain, the longest loss window, and how often a loss is still possible. A part
+    (metadata or data) without a cell there was not run there.
+    """
+    cells = list(cells)
     mine = [cell for cell in cells if cell["destroyed"] == domain]
-    worst = min(mine, key=lambda cell: _rank(cell["verdict"]), default=None)
+    lacking = {cell["namespace"] for cell in cells} - {cell["namespace"] for cell in mine}
+    absent = [{"verdict": "not run", "fault": None, "why": f"not tried for its {part}"} for part in sorted(lacking)]
+    worst = min([*mine, *absent] if mine else [], key=lambda cell: _rank(cell["verdict"]), default=None)
     highs = [cell["loss_rate_high"] for cell in mine if cell["loss_rate_high"] is not None]
     windows = [cell["loss_window_max_s"] for cell in mine if cell["loss_window_max_s"] is not None]
     return {
@@ -73,26 +78,28 @@ def _rank(verdict: str) -> int:
     return _WORST.index(verdict) if verdict in _WORST else 0
 
 
-def _puts(material: Material, members: Sequence[Json]) -> dict[str, list[float | None]]:
+def _puts(members: Sequence[Json], usual: Mapping[tuple[str, str], str]) -> dict[str, list[float | None]]:
     """``part, usual size`` → median and p99 in ms."""
     found: dict[str, list[float | None]] = {}
+    several = len({workload for workload, _ in usual}) > 1
     for cell in members:
         if cell["put_p50_ms"] is not None:
-            usual = _usual_size(material, cell["workload"], cell["namespace"])
-            several = len({other["workload"] for other in material.cells}) > 1
             workload = f" ({cell['workload']})" if several else ""
-            found[f"{cell['namespace']}, {usual}{workload}"] = [cell["put_p50_ms"], cell["put_p99_ms"]]
+            size = usual[cell["workload"], cell["namespace"]]
+            found[f"{cell['namespace']}, {size}{workload}"] = [cell["put_p50_ms"], cell["put_p99_ms"]]
     return found
 
 
-def _usual_size(material: Material, workload: str, namespace: str) -> str:
-    """The usual size of this part's puts; deletes are acknowledged too, so that one setting's mean may be off."""
-    means = [
-        cell["payload_bytes"] / cell["acked"]
-        for cell in material.cells
-        if (cell["workload"], cell["namespace"]) == (workload, namespace) and cell["payload_bytes"] and cell["acked"]
-    ]
-    return size_text(round(statistics.median(means))) if means else "size unknown"
+def _usual_sizes(material: Material) -> dict[tuple[str, str], str]:
+    """(workload, part) → the usual size of its puts; deletes are acknowledged too, so that one setting's mean may be
+    off.
+    """
+    means: dict[tuple[str, str], list[float]] = {}
+    for cell in material.cells:
+        of = means.setdefault((cell["workload"], cell["namespace"]), [])
+        if cell["payload_bytes"] and cell["acked"]:
+            of.append(cell["payload_bytes"] / cell["acked"])
+    return {key: size_text(round(statistics.median(of))) if of else "size unknown" for key, of in means.items()}
 
 
 def _planned(material: Material) -> dict[str, dict[str, list[float | None]]]:

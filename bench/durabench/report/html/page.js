@@ -10,28 +10,38 @@
   const good = (verdict) => verdict === "kept" || verdict === "within";
   const ms = (value) => `${Number(value.toPrecision(3))} ms`;
 
-  // What one setting is to somebody's needs: ["yes"], ["no", why] or ["cannot tell", why].
+  // What shows that a setting survives domain number `at`: what was seen there; of a server that there is none of (an
+  // embedded store's), its writer's death; of what was not tried, the next harder fault that was, if everything was kept.
+  function evidence(setting, at) {
+    const seen = domains.map((domain) => setting.seen[domain]);
+    const untried = (one) => one.verdict === null || one.verdict === "not run" || one.verdict === "–";
+    const own = domains[at] === "server" && seen[at].verdict === "–" ? seen[at - 1] : seen[at];
+    if (good(own.verdict)) return own;
+    const harder = untried(own) ? seen.slice(at + 1).find((one) => !untried(one)) : undefined;
+    return harder && harder.verdict === "kept" ? harder : null;
+  }
+
+  // What one setting is to somebody's needs: ["yes", null, high], ["no", why] or ["cannot tell", why].
   function hold(setting, need) {
-    const asked = domains.slice(0, domains.indexOf(need.survive) + 1);
-    for (const domain of asked) {
-      const seen = setting.seen[domain], may = setting.promise[domain];
+    const at = domains.indexOf(need.survive), last = setting.seen[need.survive];
+    const asked = domains.slice(0, at + 1).map((domain) => [domain, setting.seen[domain]]);
+    for (const [domain, seen] of asked) {
+      const may = setting.promise === null ? 0 : setting.promise[domain];
       if (seen.verdict === "broken") return ["no", `broke its promise under ${seen.fault}`];
-      if (may === undefined) return ["no", `promises nothing when the ${domain} dies`];
+      if (may === undefined || seen.verdict === "no-promise") return ["no", `promises nothing when the ${domain} dies`];
       if (may > need.window) return ["no", `may lose ${may} s when the ${domain} dies`];
       if (seen.window_s > need.window) return ["no", `lost ${seen.window_s} s under ${seen.fault}`];
     }
-    const last = setting.seen[need.survive];
-    const above = domains.slice(domains.indexOf(need.survive));
-    // What cannot happen to it (an embedded store has no server) is told by what can.
-    const judged = above.some((domain) => good(setting.seen[domain].verdict)) ||
-      (need.survive === "server" && last.verdict === "–" && asked.some((domain) => good(setting.seen[domain].verdict)));
-    if (!judged) return ["cannot tell", `${last.fault || need.survive}: ${last.verdict || "not run"}${last.why ? `, ${last.why}` : ""}`];
+    if (setting.promise === null) return ["cannot tell", "what it promises was not recorded"];
+    const doubted = asked.map(([, seen]) => seen).find((seen) => seen.verdict === "unknown");
+    const shown = doubted ? null : evidence(setting, at), lacking = doubted || last;
+    if (!shown) return ["cannot tell", `${lacking.fault || need.survive}: ${lacking.verdict || "not run"}${lacking.why ? `, ${lacking.why}` : ""}`];
     if (need.p99 !== null) {
       const put = setting.puts[need.size];
       if (!put || put[1] === null) return ["cannot tell", "no p99 at this size (it takes 368 puts)"];
       if (put[1] > need.p99) return ["no", `p99 ${ms(put[1])}`];
     }
-    return ["yes"];
+    return ["yes", null, shown.high];
   }
 
   function sentence(held, need) {
@@ -39,7 +49,7 @@
     const speed = (setting) => (setting.puts[need.size] || [Infinity])[0];
     const yes = of("yes").sort((one, other) => speed(one) - speed(other));
     const names = yes.map((one) => one.label + (speed(one) < Infinity ? ` (median put ${ms(speed(one))})` : "")).join(", ");
-    const highs = yes.map((one) => one.seen[need.survive].high).filter((high) => high !== null);
+    const highs = held.filter((one) => one[0] === "yes").map((one) => one[2]).filter((high) => high !== null);
     const bound = highs.length ? ` A loss rate of up to ${Number((100 * Math.max(...highs)).toPrecision(2))} % is still possible.` : "";
     const whys = [...new Set(held.filter((one) => one[0] === "cannot tell").map((one) => one[1]))];
     const untold = of("cannot tell").length;

@@ -148,15 +148,21 @@ def verdict(document: Json) -> str:
     settings = {(cell["backend"], cell["setting"]) for cell in rated}
     subject = f"Of {len(settings)} settings put through {named(faults) if faults else 'a fault'}"
     if not broken:
-        return f"{subject}, none broke its promise{_still(rated)}."
+        return f"{subject}, none broke its promise{_still(rated)}{_unjudged(rated)}."
     count = len({label.partition(" ")[0] for label in broken})
-    return f"{subject}, {count} broke {'its' if count == 1 else 'their'} promise: {named(broken)}."
+    return f"{subject}, {count} broke {'its' if count == 1 else 'their'} promise: {named(broken)}{_unjudged(rated)}."
 
 
 def _answer(plan: Json) -> str | None:
     """What a plan recommends."""
     answer = (plan.get("recommendation") or {}).get("answer")
     return None if answer is None else str(redact_all(answer)).rstrip(".")
+
+
+def _unjudged(cells: Sequence[Json]) -> str:
+    """What could not be told is said with what was."""
+    doubted = sum(cell["verdict"] == "unknown" or cell["trials_unknown"] > 0 for cell in cells)
+    return f"; {doubted} of {len(cells)} cells have trials that could not be judged" if doubted else ""
 
 
 def _still(cells: Sequence[Json]) -> str:
