@@ -113,8 +113,9 @@ def run_visit(
             site = Site.set_up(machine, left[0].targets)
             while left and not stop.is_set():
                 outcome = run_trial(left.pop(0), site)
-                tell(outcome)
-                if any(event["e"] in ("doubt", "down") for event in outcome.events):
+                if outcome.undisturbed or not stop.is_set():
+                    tell(outcome)
+                if not outcome.undisturbed:
                     break
             site.leave()
         except (HarnessError, OSError) as error:
@@ -139,6 +140,8 @@ def run_recording(
     seconds: list[float],
 ) -> None:
     """Record once and look at every planned crash state; what loses is kept with the disk it began from."""
+    if stop.is_set():
+        return
     began = time.monotonic()
     found: list[Row] = []
 
@@ -150,9 +153,13 @@ def run_recording(
         with laboratory.alone(plans[0].targets):
             if faults.load(plans[0].fault).late_flushes:
                 for plan in plans:
-                    tell(recorded.kill_on_slow_drive(plan, laboratory))
+                    if stop.is_set():
+                        return
+                    outcome = recorded.kill_on_slow_drive(plan, laboratory, stop.is_set)
+                    if outcome.undisturbed or not stop.is_set():
+                        tell(outcome)
                 return
-            made = recorded.record(plans[0], laboratory)
+            made = recorded.record(plans[0], laboratory, stop.is_set)
             try:
                 recorded.run_states(made, plans, laboratory, hear, stop.is_set)
                 if any(row["verdict"] == "broken" or (row["lost"] and row["destroyed"] != "flushed") for row in found):
@@ -203,6 +210,8 @@ class Campaign:
     _failures: dict[tuple[Target, Target], int] = field(default_factory=dict)
     _whys: dict[tuple[Target, Target], str] = field(default_factory=dict)
     _recordings_s: list[float] = field(default_factory=list)
+    _recorded: Sequence[Row] = ()
+    """The rows of the run that is resumed."""
     _done: int = 0
     _broken: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -245,7 +254,7 @@ class Campaign:
 
     def _cut(self, wanted: Sequence[TrialPlan]) -> None:
         """The crash states: controls, then recording after recording until the pass's own budget is spent."""
-        grouped = schedule.recordings(wanted)
+        grouped = [self._attempted(plans) for plans in schedule.recordings(wanted)]
         if not grouped:
             return
         try:
@@ -263,9 +272,22 @@ class Campaign:
                     self._doubt_if_controls_failed()
         except NoMachine as error:
             self._no_machine(str(error))
+        except BaseException:
+            self.stop.set()  # before anything is taken away under a crash state that is being looked at
+            raise
         finally:
             self._await_quietly()
             laboratory.close()
+
+    def _attempted(self, plans: list[TrialPlan]) -> list[TrialPlan]:
+        """The crash states of a recording that is to be made, with the number of this attempt at it: what a resumed run
+        records anew is not what its earlier rows are of.
+        """
+        name = str(plans[0].recording)
+        numbers = {plan.trial for plan in self.plans if plan.recording == name}
+        before = [row["attempt"] for row in self._recorded if row["trial"] in numbers]
+        attempt = 1 + max([self.shelf.attempts(name), *before])
+        return [replace(plan, attempt=attempt) for plan in plans]
 
     def _no_machine(self, why: str) -> None:
         self.say(f"no machine to reset: {why}")
@@ -301,6 +323,7 @@ class Campaign:
 
     def _remember(self, recorded: Sequence[Row]) -> None:
         """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
+        self._recorded = recorded
         plans = {plan.trial: plan for plan in self.plans}
         self.control_rows += [row for row in recorded if row["control"]]
         for trial in {row["trial"] for row in recorded if not row["control"]} & set(plans):
@@ -313,6 +336,7 @@ class Campaign:
         end = time.monotonic() + LEAVE_S
         while time.monotonic() < end and not all(future.done() for future in self._futures):
             self._read_mail(0.02)
+        self._read_mail()
 
     @property
     def host(self) -> str:

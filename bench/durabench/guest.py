@@ -109,6 +109,7 @@ class Laboratory:
     _alone: dict[tuple[Target, ...], threading.Lock] = field(default_factory=dict)
     _lanes: dict[tuple[Any, ...], Lane] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -201,6 +202,9 @@ class Laboratory:
         """This thread's own lane of that name."""
         key = (threading.get_ident(), name, text)
         with self._lock:
+            if self._closed:
+                message = "the campaign's machines are gone"
+                raise NoMachine(message)
             if key not in self._lanes:
                 if name == "loop":
                     if lack := vm.HostPlace.lack():
@@ -213,9 +217,12 @@ class Laboratory:
 
     def close(self) -> None:
         """End all guests, unmount, remove all images."""
-        for lane in self._lanes.values():
+        with self._lock:
+            self._closed = True
+            lanes = list(self._lanes.values())
+            self._lanes.clear()
+        for lane in lanes:
             lane.close()
-        self._lanes.clear()
         self.folder.close()
 
 

@@ -76,6 +76,11 @@ class TrialPlan:
         return max(windows, default=0.0)
 
     @property
+    def recording_name(self) -> str:
+        """What its recording is called: one that is made again, by a resumed run, is another one."""
+        return str(self.recording) if self.attempt == 1 else f"{self.recording}.{self.attempt}"
+
+    @property
     def victim(self) -> int:
         """Which put is struck at, never the first."""
         return Random(f"{self.seed}/victim").choice(VICTIMS)
@@ -112,6 +117,13 @@ class Outcome:
     duration_s: float = 0.0
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its rows: where in which recording it is."""
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether it came up and nothing stands against trusting it. Of a campaign that is stopped, only such a trial
+        counts: the others are done again.
+        """
+        return not any(event["e"] in ("doubt", "down") for event in self.events)
 
 
 @dataclass
