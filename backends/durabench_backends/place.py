@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from durabench_backends.contract import Check, Domain
 from durabench_backends.embedded import WITHOUT_BARRIERS, WITHOUT_SYNC
-from durabench_backends.mounts import LAYERS, MEMORY, REMOTE, disk_of, mount_of, read
+from durabench_backends.mounts import LAYERS, MEMORY, REMOTE, disk_of, mount_of, mounted_in, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -199,8 +199,8 @@ def sweep(parent: Path) -> None:
     process id would not tell: in another namespace of processes it is somebody else's.
     """
     for folder in parent.glob(f"{PROBE_PREFIX}*"):
-        known = folder.lstat()
-        if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid():
+        known, as_made = folder.lstat(), len(folder.name) == len(PROBE_PREFIX) + 8  # by mkdtemp
+        if not as_made or not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or mounted_in(folder):
             continue
         with suppress(OSError):
             lock = os.open(folder / PROBE_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
