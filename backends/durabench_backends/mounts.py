@@ -71,6 +71,13 @@ def mount_of(path: Path, process: int | str = "self") -> Mount:
     return found
 
 
+def mounted_in(folder: Path) -> bool:
+    """Whether something is mounted below a folder: whoever removes that folder removes what is somebody else's."""
+    inside = os.path.realpath(folder) + "/"
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", errors="surrogateescape").splitlines()
+    return any(_unescaped(line.split(" ")[4]).startswith(inside) for line in lines)
+
+
 def disk_of(mount: Mount) -> Disk:
     """The disk below a mount."""
     node = Path("/sys/dev/block") / mount.device

@@ -6,16 +6,19 @@ Shared by the adapters without a server; the ids begin with the adapter's own pr
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import stat
+import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from durabench_backends.contract import Check, Domain
-from durabench_backends.embedded import WITHOUT_BARRIERS, WITHOUT_SYNC, start_time
-from durabench_backends.mounts import LAYERS, MEMORY, REMOTE, disk_of, mount_of, read
+from durabench_backends.embedded import WITHOUT_BARRIERS, WITHOUT_SYNC
+from durabench_backends.mounts import LAYERS, MEMORY, REMOTE, disk_of, mount_of, mounted_in, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 WITHOUT_JOURNAL = frozenset({"vfat", "msdos", "exfat", "ext2", "ntfs", "ntfs3"})
 """File systems whose own structure a power cut may damage, whatever a program flushed."""
 PROBE_PREFIX = ".durabench-probe-"
-"""Begins the name of the folder of a probe; then come pid and start time of the probing process."""
+"""Begins the name of the folder of a probe, which holds a lock as long as the probing process lives."""
+PROBE_LOCK = "lock"
 FLUSHES = 20
 FLUSH_BYTES = 4096
 NO_DRIVE_NS = 1_500
@@ -180,20 +184,31 @@ def probe(prefix: str, parent: Path, goal: Goal) -> Iterator[Check]:
 @contextmanager
 def _folder(parent: Path) -> Iterator[Path]:
     sweep(parent)
-    folder = parent / f"{PROBE_PREFIX}{os.getpid()}-{start_time('self')}"
-    folder.mkdir(mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix=PROBE_PREFIX, dir=parent))
+    lock = os.open(folder / PROBE_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
         yield folder
     finally:
+        os.close(lock)
         shutil.rmtree(folder)
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders of probes that were killed."""
-    for folder in parent.glob(f"{PROBE_PREFIX}*-*"):
-        pid, _, began = folder.name.removeprefix(PROBE_PREFIX).partition("-")
-        if not pid.isdigit() or start_time(pid) != began:
-            shutil.rmtree(folder)
+    """Remove the folders of probes that were killed: ours by name, owner and a lock that nobody holds any more. A
+    process id would not tell: in another namespace of processes it is somebody else's.
+    """
+    for folder in parent.glob(f"{PROBE_PREFIX}*"):
+        known, as_made = folder.lstat(), len(folder.name) == len(PROBE_PREFIX) + 8  # by mkdtemp
+        if not as_made or not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or mounted_in(folder):
+            continue
+        with suppress(OSError):
+            lock = os.open(folder / PROBE_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 def _directory_fsync(prefix: str, folder: Path, goal: Goal) -> Check:

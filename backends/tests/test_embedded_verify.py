@@ -1,6 +1,7 @@
 """Files and SQLite as somebody has them: every check right and wrong, under load; looking changes nothing."""
 
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
@@ -518,20 +519,28 @@ def test_a_directory_that_cannot_be_flushed_fails(tmp_path, monkeypatch):
 
 
 def test_a_probe_removes_what_a_killed_one_left_and_nobody_elses(tmp_path):
-    dead = tmp_path / f"{place.PROBE_PREFIX}999999999-1"
-    living = tmp_path / f"{place.PROBE_PREFIX}1-{Path('/proc/1/stat').read_text().rpartition(')')[2].split()[19]}"
-    for folder in (dead, living):
+    dead, living, foreign = (tmp_path / f"{place.PROBE_PREFIX}{name}" for name in ("abcdefgh", "ijklmnop", "notes-x"))
+    for folder in (dead, living, foreign):
         folder.mkdir()
         (folder / "flush").touch()
-    probed(tmp_path)
-    assert list(tmp_path.iterdir()) == [living]
+    for folder in (dead, living):
+        (folder / place.PROBE_LOCK).touch()
+    (tmp_path / f"{place.PROBE_PREFIX}link").symlink_to(dead)
+    with (living / place.PROBE_LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        probed(tmp_path)
+    assert {path.name.removeprefix(place.PROBE_PREFIX) for path in tmp_path.iterdir()} == {
+        "ijklmnop",
+        "notes-x",
+        "link",
+    }
 
 
 def test_a_directory_that_may_not_be_written_to_is_unknown(tmp_path, monkeypatch):
-    def refuses(self, **keywords):
+    def refuses(path, *mode):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "mkdir", refuses)
+    monkeypatch.setattr(os, "mkdir", refuses)
     checks = probed(tmp_path)
     assert {check.status for check in checks.values()} == {"unknown"}
     assert all("user who writes" in check.fix for check in checks.values())

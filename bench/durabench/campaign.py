@@ -191,7 +191,8 @@ class _Visiting:
         while self.left and not self.stop.is_set() and self._another_fits():
             outcome = run_trial(self.left.pop(0), site)
             self.longest_s = max(self.longest_s, outcome.duration_s)
-            self.tell(outcome)
+            if outcome.undisturbed or not self.stop.is_set():  # what a stop itself disturbed is done again by a resume
+                self.tell(outcome)
             doubts = [event["why"] for event in outcome.events if event["e"] in ("doubt", "down")]
             if doubts:
                 self.hung = doubts[-1].removeprefix(f"{CUT}: ") if time.monotonic() >= self.until else None
@@ -234,6 +235,8 @@ def run_recording(
     No crash state is begun when its recording is older than ``share_s``. A mistake of ours leaves what was not told
     unknown.
     """
+    if stop.is_set():
+        return
     began = time.monotonic()
     told: set[int] = set()
 
@@ -275,7 +278,9 @@ def _kill_slowly(
         if stop.is_set():
             return
         try:
-            hear(recorded.kill_on_slow_drive(plan, laboratory))
+            outcome = recorded.kill_on_slow_drive(plan, laboratory, stop.is_set)
+            if outcome.undisturbed or not stop.is_set():
+                hear(outcome)
         except (HarnessError, OSError) as error:
             if not stop.is_set():
                 hear(without_trial(plan, str(error)))
@@ -297,7 +302,7 @@ def _look_at_states(
         hear(outcome)
         found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
 
-    made = recorded.record(plans[0], laboratory)
+    made = recorded.record(plans[0], laboratory, stop.is_set)
     until = time.monotonic() + share_s
     try:
         recorded.run_states(made, plans, laboratory, look, lambda: stop.is_set() or time.monotonic() > until)
@@ -346,6 +351,8 @@ class Campaign:
     _failures: dict[tuple[Target, Target], int] = field(default_factory=dict)
     _whys: dict[tuple[Target, Target], str] = field(default_factory=dict)
     _recordings_s: list[float] = field(default_factory=list)
+    _recorded: Sequence[Row] = ()
+    """The rows of the run that is resumed."""
     _done: int = 0
     _broken: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -388,7 +395,7 @@ class Campaign:
 
     def _cut(self, wanted: Sequence[TrialPlan]) -> None:
         """The crash states: controls, then recording after recording until the pass's own budget is spent."""
-        grouped = schedule.recordings(wanted)
+        grouped = [self._attempted(plans) for plans in schedule.recordings(wanted)]
         if not grouped:
             return
         try:
@@ -406,9 +413,22 @@ class Campaign:
                     self._doubt_if_controls_failed()
         except NoMachine as error:
             self._no_machine(str(error))
+        except BaseException:
+            self.stop.set()  # before anything is taken away under a crash state that is being looked at
+            raise
         finally:
             self._await_quietly()
             laboratory.close()
+
+    def _attempted(self, plans: list[TrialPlan]) -> list[TrialPlan]:
+        """The crash states of a recording that is to be made, with the number of this attempt at it: what a resumed run
+        records anew is not what its earlier rows are of.
+        """
+        name = str(plans[0].recording)
+        numbers = {plan.trial for plan in self.plans if plan.recording == name}
+        before = [row["attempt"] for row in self._recorded if row["trial"] in numbers]
+        attempt = 1 + max([self.shelf.attempts(name), *before])
+        return [replace(plan, attempt=attempt) for plan in plans]
 
     def _no_machine(self, why: str) -> None:
         self.say(f"no machine to reset: {why}")
@@ -443,6 +463,7 @@ class Campaign:
 
     def _remember(self, recorded: Sequence[Row]) -> None:
         """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
+        self._recorded = recorded
         plans = {plan.trial: plan for plan in self.plans}
         self.control_rows += [row for row in recorded if row["control"]]
         whys = dict.fromkeys(row["why"] or "" for row in recorded if row["verdict"] == "unknown")
@@ -457,6 +478,7 @@ class Campaign:
         end = time.monotonic() + LEAVE_S
         while time.monotonic() < end and not all(future.done() for future in self._futures):
             self._read_mail(0.02)
+        self._read_mail()
 
     @property
     def host(self) -> str:

@@ -10,10 +10,12 @@ from durabench import schedule
 from durabench.process import HarnessError
 from durabench.service import running
 from durabench_backends import conformance
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+SCRATCH = "durabench-conform-"
 MARKS = {"passed": "✓", "failed": "✕", "not offered": "–"}
 
 
@@ -27,10 +29,9 @@ def show(name: str, directory: Path | None, console: Console) -> int:
             message = "conform writes and drops; it runs on servers of ours only: give NAME or NAME:SETTING"
             raise schedule.UsageError(message)
         console.print(f"{target.label}", style="bold")
-        with tempfile.TemporaryDirectory(prefix="durabench-conform-", dir=directory) as scratch:
-            Path(scratch).chmod(0o755)  # servers run as another user
+        with OwnFolder(directory or Path(tempfile.gettempdir()), SCRATCH) as scratch:
             try:
-                with running(target.backend, target.setting, Path(scratch) / "root") as service:
+                with running(target.backend, target.setting, scratch.path / "root") as service:
                     results = conformance.run(service)
             except HarnessError as error:
                 console.print(f"  does not come up: {error}", markup=False)

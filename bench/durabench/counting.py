@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from durabench import process, tracing
 from durabench.machine import DRIVER
 from durabench_backends.contract import METADATA, Check, Domain, Refused, Verifiable, Watchable
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ WATCH_S = 600.0
 """Longest run of a watched program; then it is stopped, and what was seen until then stands."""
 END_S = 5.0
 """How long a program that is stopped has to end by itself."""
+SCRATCH = "durabench-trace-"
 NAMESPACE = "durabench-count"
 """Ours in somebody's store: removed before, in case an earlier one was killed, and after."""
 SYNCHRONOUS = frozenset({"O_SYNC", "O_DSYNC", "RWF_SYNC", "RWF_DSYNC"})
@@ -96,8 +98,8 @@ def count(name: str, url: str, backend: Backend, promise: Promise, goal: Goal) -
     if needless is not None:
         return [Check(identifier, "skip", evidence=needless)]
     try:
-        with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
-            return [_judged(identifier, backend, _counted(name, url, pids, Path(scratch)))]
+        with _scratch() as scratch:
+            return [_judged(identifier, backend, _counted(name, url, pids, scratch.path))]
     except tracing.NotAllowed as error:
         return [Check(identifier, "unknown", evidence=f"not counted: {error.why}", fix=error.fix)]
     except MayNotPut as error:
@@ -107,6 +109,11 @@ def count(name: str, url: str, backend: Backend, promise: Promise, goal: Goal) -
         return [
             Check(identifier, "unknown", evidence=f"not counted: {error}", fix="ask again when it can be written to")
         ]
+
+
+def _scratch() -> OwnFolder:
+    """Where the tracer writes; of a look that was killed, the next one removes it."""
+    return OwnFolder(Path(tempfile.gettempdir()), SCRATCH)
 
 
 def _needless(backend: Backend, pids: Sequence[int], promise: Promise, goal: Goal) -> str | None:
@@ -295,9 +302,9 @@ def watch(argv: Sequence[str], url: str, backend: Backend, goal: Goal, deadline_
     if shutil.which(argv[0]) is None:
         message = f"{argv[0]} is no program that can be run here"
         raise process.HarnessError(message)
-    with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
-        with _beside(backend, Path(scratch)) as flushes:
-            status, stopped_after_s, calls = _run(argv, Path(scratch), deadline_s)
+    with _scratch() as scratch:
+        with _beside(backend, scratch.path) as flushes:
+            status, stopped_after_s, calls = _run(argv, scratch.path, deadline_s)
         ended = f"it ended with status {status}"
         if stopped_after_s is not None:
             ended = f"it was stopped after {stopped_after_s:g} s"

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +20,7 @@ from durabench import device, guest, inventory, tracing
 from durabench.run import OLDEST_LINUX, Unsupported, require_linux
 from durabench_backends import mounts, place, registry
 from durabench_backends.embedded import WITHOUT_BARRIERS, WITHOUT_SYNC
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ SWALLOW = ("eatmydata", "nosync", "libfakesync")
 """Libraries that answer a flush without doing it."""
 STEADY_CLOCKS = frozenset({"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "xen", "pvclock"})
 """Read without a system call or close to it; others cost a microsecond and more each time."""
+SCRATCH = ".durabench-doctor-"
 PROCESSORS = Path("/sys/devices/system/cpu")
 BUSY_CORES = 0.5
 """More of each processor that others use than this, and latencies are theirs too."""
@@ -280,8 +281,8 @@ def _flush(directory: Path) -> Iterator[Finding]:
     """A few flushes, timed and counted by the disk itself."""
     parent = _existing(directory)
     try:
-        with tempfile.TemporaryDirectory(prefix=".durabench-", dir=parent) as scratch:
-            latencies, counted = place.measure(Path(scratch))
+        with OwnFolder(parent, SCRATCH) as scratch:
+            latencies, counted = place.measure(scratch.path)
     except OSError as error:
         yield Finding(
             "flush", "missing", f"{parent} cannot be written to: {error.strerror}", "choose another with --dir"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import psutil
-
 from durabench import device
 from durabench.machine import Here, Nurseries, Ports
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +16,8 @@ if TYPE_CHECKING:
 
     from durabench.service import Target
 
-SCRATCH = ".durabench-"
+SCRATCH = ".durabench-run-"
+"""How scratch directories begin; those of campaigns that were killed are swept away by the next one."""
 
 
 @dataclass
@@ -36,6 +34,7 @@ class Ground:
     ports: Ports = field(default_factory=Ports)
     scratch: Path = field(init=False)
     nurseries: Nurseries = field(init=False)
+    _folder: OwnFolder = field(init=False)
     _hold: device.Hold | None = None
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -45,10 +44,8 @@ class Ground:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.alone and not device.shared():
             self._hold = device.Hold(self.directory)
-        sweep(self.directory)
-        mine = f"{SCRATCH}{os.getpid()}-{int(psutil.Process().create_time())}"
-        self.scratch = self.directory / mine
-        self.scratch.mkdir(mode=0o755)
+        self._folder = OwnFolder(self.directory, SCRATCH)
+        self.scratch = self._folder.path
         self.nurseries = Nurseries(self.scratch)
 
     def machine(self, targets: Sequence[Target], workload: str, server_kill: str = "tree") -> Here:
@@ -63,18 +60,6 @@ class Ground:
     def close(self) -> None:
         """End the nurseries, remove the scratch directory and give the device back."""
         self.nurseries.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._folder.close()
         if self._hold is not None:
             self._hold.close()
-
-
-def sweep(directory: Path) -> None:
-    """Remove scratch directories of campaigns that are no more (a ``kill -9`` leaves its own)."""
-    for path in directory.glob(f"{SCRATCH}*-*"):
-        pid, _, created = path.name.removeprefix(SCRATCH).partition("-")
-        try:
-            alive = int(psutil.Process(int(pid)).create_time()) == int(created)
-        except (psutil.NoSuchProcess, ValueError):
-            alive = False
-        if not alive:
-            shutil.rmtree(path, ignore_errors=True)

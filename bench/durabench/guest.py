@@ -114,6 +114,7 @@ class Laboratory:
     undamaged: set[tuple[Any, ...]] = field(default_factory=set)
     """(lane, file system, targets) whose disk was seen to come up with nothing done to it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -207,6 +208,9 @@ class Laboratory:
         """This thread's own lane of that name."""
         key = (threading.get_ident(), name, text)
         with self._lock:
+            if self._closed:
+                message = "the campaign's machines are gone"
+                raise NoMachine(message)
             if key not in self._lanes:
                 if name == "loop":
                     if lack := vm.HostPlace.lack():
@@ -219,9 +223,12 @@ class Laboratory:
 
     def close(self) -> None:
         """End all guests, unmount, remove all images."""
-        for lane in self._lanes.values():
+        with self._lock:
+            self._closed = True
+            lanes = list(self._lanes.values())
+            self._lanes.clear()
+        for lane in lanes:
             lane.close()
-        self._lanes.clear()
         self.folder.close()
 
 

@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,16 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _GIT_S = 20.0
+
+_LIKENESS = ("model", "driver", "bus", "size_bytes", "block_bytes", "rotational", "write_cache", "fua", "scheduler")
+"""Of a disk, what its numbers depend on. Never its serial number."""
+_MATTERS = re.compile(
+    r"((no)?(barrier|delalloc|auto_da_alloc|discard|datacow|datasum|ssd|flushoncommit|treelog|journal|wsync|dax)"
+    r"|(no|rel|strict|lazy)a?time|sync|dirsync|volatile|nostrictsync)(=|$)"
+    r"|(data|commit|compress|compress-force|allocsize|stripe|swidth|sunit|logbufs|logbsize|fsync_mode)="
+    r"|journal_(checksum|async_commit)"
+)
+"""Mount options (their beginnings) that change when and how a file system writes; names of files and people do not."""
 
 _VENDORS = (
     *("KVM", "QEMU", "Firecracker", "VMware", "VirtualBox", "Xen"),
@@ -56,10 +65,11 @@ def machine_facts(directory: Path) -> dict[str, Any]:
 
 
 def machine8(facts: Mapping[str, Any]) -> str:
-    """8 hex digits of what stays the same as long as machine and disk under test do.
+    """8 hex digits of what makes numbers of one place unlike another's, and stays the same as long as that does.
 
-    The file system belongs to it, so that ext4 and xfs of one machine are never added up in one cell. The kernel does
-    not, nor does what a reboot may change by a little: memory is rounded to GiB, the device's name is left out.
+    The kernel, the file system and those of its mount options that change how it writes belong to it, and of the disk
+    what it is and where it hangs: two virtual disks often tell nothing else apart. What a reboot may change does not:
+    memory is rounded to GiB, the device's name is left out.
     """
     device = facts["device"]
     stable = [
@@ -68,8 +78,10 @@ def machine8(facts: Mapping[str, Any]) -> str:
         facts["cores"],
         round(facts["memory_bytes"] / _GIB),
         facts["virtualisation"],
+        facts["kernel"],
         facts["filesystem"],
-        *(device[name] for name in ("model", "rotational", "write_cache", "fua")),
+        sorted(option for option in set(facts["mount_options"].split(",")) if _MATTERS.match(option)),
+        *(device.get(name) for name in _LIKENESS),
     ]
     return hashlib.sha256(json.dumps(stable).encode()).hexdigest()[:8]
 
@@ -110,13 +122,10 @@ def _git(git: str, checkout: Path, *arguments: str) -> str | None:
 
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env = {**kept, "LANG": "C.UTF-8", "GIT_OPTIONAL_LOCKS": "0"}
-    with tempfile.TemporaryDirectory(prefix="durabench-") as scratch:
-        log = Path(scratch) / "git"
-        try:
-            process.run((git, *arguments), deadline_s=_GIT_S, env=env, cwd=checkout, log=log)
-        except process.HarnessError:
-            return None
-        return log.read_text(errors="replace").strip()
+    try:
+        return process.output((git, *arguments), deadline_s=_GIT_S, env=env, cwd=checkout).strip()
+    except process.HarnessError:
+        return None
 
 
 def _cpu_model() -> str:
@@ -145,7 +154,27 @@ def _device(mount: mounts.Mount) -> dict[str, Any]:
     return {
         "name": disk.name,
         "model": disk.model,
+        **_hardware(disk.whole),
         "rotational": disk.rotational,
         "write_cache": disk.write_cache,
         "fua": disk.fua,
+    }
+
+
+def _hardware(whole: str | None) -> dict[str, Any]:
+    """How a disk is driven, where it hangs, how large it is; null where the kernel does not tell."""
+    node = Path("/sys/block") / (whole or "-")
+    size, block = (mounts.read(node / name) for name in ("size", "queue/physical_block_size"))
+    scheduler = re.search(r"\[(.+?)]", mounts.read(node / "queue" / "scheduler"))
+    driver = node / "device" / "driver"
+    # pci0000:00/0000:00:02.0/virtio1/block/vda: of the way to it, what is numbered by the machine and not by the order
+    # in which drivers came up (virtio1, ata3, host0).
+    way = node.resolve().parts if node.exists() else ()
+    bus = [part for part in way if re.match(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.|virtio-mmio|vbd-", part)]
+    return {
+        "driver": driver.resolve().name if driver.exists() else None,
+        "bus": "/".join(bus) or None,
+        "size_bytes": int(size) * 512 if size else None,
+        "block_bytes": int(block) if block else None,
+        "scheduler": scheduler[1] if scheduler else None,
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
 import sys
 import threading
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from durabench import process
 from durabench_backends.contract import Command
+from durabench_vm.agent import put
+from durabench_vm.rundir import remove
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -166,7 +167,7 @@ class Here:
     def __post_init__(self) -> None:
         self.root = self.root.absolute()  # what runs there has a working directory of its own
         self.root.mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o755)  # servers run as another user
+        self.root.chmod(0o711)  # servers run as another user
         self.driver = "forked" if self.nursery else "fresh"
 
     def left_s(self, most_s: float) -> float:
@@ -195,13 +196,9 @@ class Here:
     def send(self, root: Path, files: Mapping[str, bytes]) -> None:
         """Write files under ``root``, as the user that servers run as."""
         root.mkdir(parents=True, exist_ok=True)
-        sent = {root}  # the rest is the server's own already, and may be a thousand files
+        process.hand_over(root)
         for name, content in files.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            sent |= {path, *(folder for folder in path.parents if folder.is_relative_to(root))}
-        process.hand_over(sent)
+            put(str(root), name, content, process.server_owner())  # the server may have put anything there
 
     def start(self, command: Command, root: Path) -> Process:
         """Start a driver or a daemon in ``root``."""
@@ -280,7 +277,7 @@ class Here:
         """End everything and remove the root."""
         self._forget(self._drivers)
         self.stop()
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove(self.root)
 
     def _forget(self, processes: list[Process]) -> None:
         for each in processes:

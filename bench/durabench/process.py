@@ -32,6 +32,7 @@ REAP_S = 10.0
 """Longest wait for a process that was sent SIGKILL; only a process stuck in the kernel takes longer."""
 SERVER_USER = "nobody"
 """Exists everywhere and owns nothing; servers run as it where the caller is root."""
+CAP_SYS_ADMIN = 1 << 21
 LINE_BYTES = 1 << 16
 TCP_LISTEN = "0A"
 """The state of a listening socket in the kernel's tables."""
@@ -205,7 +206,8 @@ def start(
     """Start a program in the foreground, in a session of its own, dying with this thread; stderr (and stdout unless
     ``piped``) go to ``log``. A ``visible`` one is somebody's: it has our stdin, and what it prints goes to our stderr.
     """
-    command = [*guard(as_server, [cwd, Path(argv[0])]), *_ORPHANS_END, str(os.getpid()), *argv]
+    apart = _own_shared_memory() if as_server else []
+    command = [*apart, *guard(as_server, [cwd, Path(argv[0])]), *_ORPHANS_END, str(os.getpid()), *argv]
     nothing = None if visible else subprocess.DEVNULL
     with log.open("ab") as sink:
         popen = subprocess.Popen(
@@ -250,10 +252,14 @@ def run(argv: Sequence[str], *, deadline_s: float, **keywords: Any) -> None:
         process.close()
 
 
-def output(argv: Sequence[str], *, deadline_s: float) -> str:
+def output(
+    argv: Sequence[str], *, deadline_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
     """What a small helper program prints. Died with its last words unless it exits with 0, Hung after the deadline."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline_s, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=deadline_s, check=False, env=env, cwd=cwd
+        )
     except subprocess.TimeoutExpired:
         raise Hung(f"{Path(argv[0]).name} did not end within {deadline_s:g} s") from None
     if done.returncode:
@@ -279,18 +285,34 @@ def guard(as_server: bool, paths: Iterable[Path]) -> list[str]:
     return [*guard, "--"]
 
 
+def _own_shared_memory() -> list[str]:
+    """The prefix that gives a server shared memory (System V) of its own, which goes with its last process: what it
+    had on the host would stay for ever where both are killed. Empty where the caller may not (`kill_trees` then removes
+    what the dead had made).
+    """
+    status = Path("/proc/self/status").read_text("ascii", errors="replace")
+    held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    unshare = shutil.which("unshare")
+    return [unshare, "--ipc", "--"] if unshare and int(held, 16) & CAP_SYS_ADMIN else []
+
+
 def _reachable(path: Path) -> bool:
     """Whether everybody may enter every folder above ``path`` and above what it links to (a venv's interpreter)."""
     return all(parent.stat().st_mode & 0o001 for parent in (*path.absolute().parents, *path.resolve().parents))
 
 
-def hand_over(paths: Iterable[Path]) -> None:
-    """Give files and folders to the user that servers run as, where the caller is root."""
+def server_owner() -> tuple[int, int] | None:
+    """User and group that servers run as, where the caller is root; else None: the caller's own."""
     if os.geteuid() != 0:
-        return
+        return None
     user = pwd.getpwnam(SERVER_USER)
-    for path in paths:
-        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    return user.pw_uid, user.pw_gid
+
+
+def hand_over(path: Path) -> None:
+    """Give a folder to the user that servers run as, where the caller is root."""
+    if owner := server_owner():
+        os.chown(path, *owner, follow_symlinks=False)
 
 
 def kill_trees(trees: Sequence[Process], *, main_only: bool = False, also: Sequence[Process] = ()) -> int:

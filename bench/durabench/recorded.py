@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,9 @@ UP_S = 60.0
 RECORDING_MAX_BYTES = 64 << 20
 """A losing recording is kept, with the disk it began from, unless it is larger than this, or `Shelf` is full."""
 POLL_S = 0.02
+STOP_S = 0.1
+"""How soon a recording hears that the campaign stops."""
+STOPPED = "the campaign was stopped"
 
 
 @dataclass
@@ -94,17 +98,25 @@ class _Writing:
         self.events.append(event)
         self.news.put(event)
 
-    def wait(self, plan: TrialPlan, puts: int, victim: int | None) -> None:
-        """Until every writer has acknowledged its puts and holds still, or put ``victim`` begins. HarnessError."""
+    def wait(self, plan: TrialPlan, puts: int, victim: int | None, stop: Callable[[], bool]) -> None:
+        """Until every writer has acknowledged its puts and holds still, or put ``victim`` begins. HarnessError, also
+        where ``stop`` says so.
+        """
         end = time.monotonic() + WRITE_S + (plan.pace_s + plan.flush_delay_s) * (victim or puts)
         held: set[int] = set()
         moment = None if victim is None else _Moment(plan, victim)
         while len(held) < plan.writers:
             try:
-                event = self.news.get(timeout=max(0.0, end - time.monotonic()))
+                event = self.news.get(timeout=STOP_S)
             except queue.Empty:
+                if stop():
+                    raise HarnessError(STOPPED) from None
+                if time.monotonic() < end:
+                    continue
                 message = f"the guest's writer made {len(self.events)} events and not its {puts} puts in time"
                 raise Hung(message) from None
+            if stop():
+                raise HarnessError(STOPPED)
             if moment is not None and moment.has_come(event):
                 return
             if event["e"] in ("ok", "fail"):
@@ -163,7 +175,11 @@ class _Moment:
         return there and (self.begun >= self.victim or late)
 
 
-def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
+def _never() -> bool:
+    return False
+
+
+def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory, stop: Callable[[], bool] = _never) -> Outcome:
     """Kill the server on a disk that answers flushes late, start it again on the same machine, and read. One trial."""
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
     base = laboratory.base(plan.targets, plan.filesystem, plan.workload)
@@ -179,7 +195,7 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
         with laboratory.machine(plan, disk) as machine:
             machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
             placed = _placed(machine, plan, base, laboratory)
-            _write(plan, placed, base.folders, writing, victim=plan.victim)
+            _write(plan, placed, base.folders, writing, stop, victim=plan.victim)
             strike = {"e": "strike", "t": time.monotonic_ns(), "fault": plan.fault}
             for daemon in placed.daemons:
                 daemon.kill(tree=True)
@@ -200,7 +216,7 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory) -> Outcome:
         image.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
     return Outcome(
-        plan, events, driver="fresh", duration_s=time.monotonic() - began, more={"recording": str(plan.recording)}
+        plan, events, driver="fresh", duration_s=time.monotonic() - began, more={"recording": plan.recording_name}
     )
 
 
@@ -230,9 +246,9 @@ def _at(answer: Sequence[Event]) -> list[Event]:
     return [{**event, "t": now_ns} for event in answer]
 
 
-def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
+def record(plan: TrialPlan, laboratory: Laboratory, stop: Callable[[], bool] = _never) -> Recorded:
     """Write in a guest until every put of the plan is acknowledged, wait ``settle_s``, and cut the power.
-    HarnessError.
+    HarnessError, also where ``stop`` says so meanwhile.
     """
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
     base = laboratory.base(plan.targets, plan.filesystem, plan.workload)
@@ -245,16 +261,20 @@ def record(plan: TrialPlan, laboratory: Laboratory) -> Recorded:
         with laboratory.machine(plan, disk) as machine:
             machine.mount(filesystem, user=SERVER_USER if _adopts() else None)
             facts = machine.facts()
-            _write(plan, _placed(machine, plan, base, laboratory), base.folders, writing)
-            if plan.settle_s:
-                time.sleep(plan.settle_s)
+            _write(plan, _placed(machine, plan, base, laboratory), base.folders, writing, stop)
+            settled = time.monotonic() + plan.settle_s
+            while (left := settled - time.monotonic()) > 0 and not stop():
+                time.sleep(min(left, STOP_S))
+            if stop():
+                raise HarnessError(STOPPED)
             machine.cut()
     except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
         raise HarnessError(" ".join(str(error).split())[-600:]) from error
     finally:
         disk.close()
         image.unlink(missing_ok=True)
-    return Recorded(str(plan.recording), vm.Recording.load(log), base, writing.events, facts, filesystem, unit_bytes)
+    recording = vm.Recording.load(log)
+    return Recorded(plan.recording_name, recording, base, writing.events, facts, filesystem, unit_bytes)
 
 
 def _placed(place: vm.Place, plan: TrialPlan, base: Base, laboratory: Laboratory) -> Placed:
@@ -285,7 +305,12 @@ def _order(plan: TrialPlan, services: Mapping[str, Service], deadline_s: float) 
 
 
 def _write(
-    plan: TrialPlan, machine: Placed, folders: Mapping[str, str], writing: _Writing, victim: int | None = None
+    plan: TrialPlan,
+    machine: Placed,
+    folders: Mapping[str, str],
+    writing: _Writing,
+    stop: Callable[[], bool],
+    victim: int | None = None,
 ) -> None:
     """Start servers and writers; returns when all puts are acknowledged, or inside put ``victim``. HarnessError."""
     services = _services(plan, machine, folders)
@@ -315,7 +340,7 @@ def _write(
         writing.writers.append(writer)
         writer.write_line(json.dumps(order))
     try:
-        writing.wait(plan, puts, victim)
+        writing.wait(plan, puts, victim, stop)
     except HarnessError as error:
         dead = machine.dead_daemon()
         raise type(error)(f"{error}; {dead}" if dead else str(error)) from None
@@ -466,7 +491,9 @@ def run_states(
     tell: Callable[[Outcome], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Build, recover, read and tell one crash state per plan."""
+    """Build, recover, read and tell one crash state per plan, until ``stop`` says so. What was being looked at then is
+    told only if it came up: the machine may have been taken away under it, and that is no finding.
+    """
     chosen = states(recorded, plans)
     lane = laboratory.lane(plans[0].lane, plans[0].filesystem)
     stem = laboratory.folder.path / f"crash-{plans[0].recording}-{plans[0].trial}"
@@ -480,6 +507,8 @@ def run_states(
                 began = time.monotonic()
                 builder.build(each.state, image)
                 outcome = _look(recorded, plan, each.state, image, lane, laboratory, began)
+                if stop() and not outcome.undisturbed:
+                    return
                 tell(replace(outcome, more={**outcome.more, **each.as_row()}))
         finally:
             image.unlink(missing_ok=True)
@@ -732,7 +761,7 @@ def again(
         names = dict.fromkeys(names, f"store-{METADATA}")
     ports: dict[str, int] = next((event["ports"] for event in events if "ports" in event), {})
     base = Base(image, names, ports)
-    made = Recorded(str(plan.recording), recording, base, events, {}, filesystem, unit_bytes)
+    made = Recorded(path.name.removesuffix(".gz"), recording, base, events, {}, filesystem, unit_bytes)
     image = laboratory.folder.path / "crash-again.img"
     with vm.CrashBuilder(base.image, recording, image.with_suffix(".durable")) as builder:
         chosen = _state(state, position)
@@ -754,8 +783,8 @@ class Shelf:
     """The kept recordings of a run: ``max_bytes`` together at most, and first of all one of each setting that lost, one
     that broke a promise before one that lost what nobody promised.
 
-    What is there already, of a run that is resumed, stays. ``not_kept`` says of each recording that is not kept why.
-    `keep` may be called by several threads.
+    What is there already, of a run that is resumed, stays and is never replaced: rows name it. ``not_kept`` says of
+    each recording that is not kept why. `keep` may be called by several threads.
     """
 
     folder: Path
@@ -765,6 +794,8 @@ class Shelf:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        for half in self.folder.glob("*.gz.part"):  # a run that was killed while it stored one
+            half.unlink()
         for path in sorted(self.folder.glob("*.gz")):
             self._kept[path.name.removesuffix(".gz")] = _Kept(("", path.name), 0, path.stat().st_size)
 
@@ -772,6 +803,9 @@ class Shelf:
         """Store a recording of the setting ``of`` with the disk it began from, compressed, where there is room."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{recorded.name}.gz"
+        if path.exists():
+            self.not_kept[recorded.name] = "another one of that name is kept"
+            return
         recorded.recording.save(path, base=recorded.base.image)
         size = path.stat().st_size
         with self._lock:
@@ -783,6 +817,10 @@ class Shelf:
                 self.not_kept[recorded.name] = f"{size:,} bytes compressed, and the limit of {limit:,} is reached"
             else:
                 self._kept[recorded.name] = _Kept(group, rank, size)
+
+    def attempts(self, recording: str) -> int:
+        """The last attempt of a planned recording that is kept; 0 where none is."""
+        return max((_attempt(name, recording) for name in self._kept), default=0)
 
     def _room(self, size: int, rank: int) -> bool:
         """Whether so much fits, after what matters less has made room for it."""
@@ -797,6 +835,12 @@ class Shelf:
             self.not_kept[name] = "made room for one that tells more"
             free += freed
         return True
+
+
+def _attempt(name: str, recording: str) -> int:
+    """Which attempt at ``recording`` a recording's name is of (`TrialPlan.recording_name`); 0: of another one."""
+    found = re.fullmatch(re.escape(recording) + r"(?:\.([1-9][0-9]{0,8}))?", name)
+    return int(found[1] or 1) if found else 0
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ __all__ = [
     "Tally",
     "commit_facts",
     "distinct",
+    "is_free",
     "machine8",
     "machine_facts",
     "member",
@@ -92,6 +93,8 @@ MUST_AGREE = ("machine", "versions", "commit", "plan")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MEND = "give the folder that `durabench run` printed last"
 _SAMPLE_BYTES = 8
+_PART = ".part"
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_S = 2.0
 """How long a resume waits: drivers of a run that was just killed hold the lock until they are gone."""
 
@@ -181,6 +184,8 @@ class Folder:
     @classmethod
     def create_at(cls, path: Path) -> Folder:
         """The folder ``path`` itself (``--out``): new, or an empty directory. NotEmpty, NotWritable otherwise."""
+        if path.is_symlink():
+            raise _not_writable(path, "it is a link: name the folder itself")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
@@ -192,7 +197,7 @@ class Folder:
     @classmethod
     def _claimed(cls, path: Path) -> Folder:
         folder = cls(path, _lock=_locked(path, 0.0))
-        if any(path.iterdir()):  # asked under the lock, so that of two creators one is refused
+        if not is_free(path):  # asked under the lock, so that of two creators one is refused
             folder.close()
             message = f"{path} is not empty; --out takes a new or empty folder, --resume goes on with an unfinished run"
             raise NotEmpty(message)
@@ -426,7 +431,7 @@ class Folder:
             message = "begin() comes before the first row: a trial without its plan cannot be judged"
             raise RuntimeError(message)
         if name not in self._files:
-            self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._files[name] = os.open(self.path / name, _APPEND, 0o644)
             _sync_directory(self.path)
         descriptor = self._files[name]
         before = os.fstat(descriptor).st_size
@@ -441,10 +446,11 @@ class Folder:
 
     def _whole(self, path: Path, content: bytes, *, sync: bool = False) -> None:
         """A file that is there with all its bytes, or not at all."""
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part = path.with_name(f".{path.name}{_PART}")
         try:
             path.parent.mkdir(exist_ok=True)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            part.unlink(missing_ok=True)  # of a process that was killed: one at a time writes here
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 _write(descriptor, content)
                 if sync:
@@ -534,6 +540,11 @@ def _locked(path: Path, patience_s: float) -> int:
             time.sleep(0.02)
         else:
             return descriptor
+
+
+def is_free(path: Path) -> bool:
+    """Whether a folder holds nothing, or what a run left that was killed while it wrote its very first file."""
+    return all(entry.name == f".run.json{_PART}" for entry in path.iterdir())
 
 
 def runs_in(paths: Iterable[Path]) -> list[Folder]:

@@ -173,7 +173,7 @@ def _recordings_max_bytes(asked: Asked, chosen: profile.Profile) -> int:
 
 def _refuse_taken(out: Path | None) -> None:
     """Said before anything is brought up; `results.Folder.create_at` asks again, under its lock."""
-    if out is not None and out.is_dir() and any(out.iterdir()):
+    if out is not None and out.is_dir() and not results.is_free(out):
         message = f"{out} is not empty; --out takes a new or empty folder, --resume goes on with an unfinished run"
         raise results.NotEmpty(message)
 
@@ -326,12 +326,13 @@ def _replay_recorded(
     """The same crash image from the stored recording, recovered and judged again; a kill on a slow drive once more."""
     before = next((row for row in folder.trials() if row["trial"] == plan.trial), None)
     late = fault.load(plan.fault).late_flushes
-    if before is None or not (late or folder.has_recording(str(plan.recording))):
+    name = str(before["recording"] if before else plan.recording)
+    if before is None or not (late or folder.has_recording(name)):
         usual = "only those that lost something are, as far as there is room: --max-recordings"
-        why = (folder.done or {}).get("recordings_not_kept", {}).get(plan.recording, usual)
+        why = (folder.done or {}).get("recordings_not_kept", {}).get(name, usual)
         message = f"trial {plan.trial} cannot be replayed: its recording is not kept ({why})"
         raise schedule.UsageError(message)
-    where = f"victim put {plan.victim}" if late else f"recording {plan.recording}, position {before['position']}"
+    where = f"victim put {plan.victim}" if late else f"recording {name}, position {before['position']}"
     say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, {where}")
     ground = Ground(directory or folder.path.parent)
     try:
@@ -342,7 +343,7 @@ def _replay_recorded(
             if late:
                 outcome = recorded.kill_on_slow_drive(plan, laboratory)
             else:
-                path = folder.path / "recordings" / f"{plan.recording}.gz"
+                path = folder.path / "recordings" / f"{name}.gz"
                 events = folder.history(plan.trial, before["attempt"])
                 outcome = recorded.again(path, plan, events, before["state"], before["position"], laboratory)
         finally:

@@ -85,6 +85,11 @@ class TrialPlan:
         return max(windows, default=0.0)
 
     @property
+    def recording_name(self) -> str:
+        """What its recording is called: one that is made again, by a resumed run, is another one."""
+        return str(self.recording) if self.attempt == 1 else f"{self.recording}.{self.attempt}"
+
+    @property
     def victim(self) -> int:
         """Which put is struck at, never the first."""
         return Random(f"{self.seed}/victim").choice(VICTIMS)
@@ -125,6 +130,13 @@ class Outcome:
     """The same, of the rows of one namespace: in which of its gaps."""
     error: str | None = None
     """The mistake of the harness itself that it met, in one line: the campaign cannot be trusted to have no other."""
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether it came up and nothing stands against trusting it. Of a campaign that is stopped, only such a trial
+        counts: the others are done again.
+        """
+        return not any(event["e"] in ("doubt", "down") for event in self.events)
 
 
 @dataclass

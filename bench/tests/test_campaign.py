@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from durabench import run as running
 from durabench.machine import Here, Ports
 from durabench.process import HarnessError
 from durabench.results import Folder
 from durabench.service import Service, Target
+from durabench_vm import LoopDisk
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import killing  # noqa: E402  beside this file; importlib mode adds no path
+
 COMMAND = [sys.executable, "-m", "durabench"]
 
 
@@ -123,6 +128,54 @@ def test_interrupted_while_it_prepares_it_leaves_nothing(words, tmp_path, left_i
     assert "Traceback" not in said
     time.sleep(0.5)
     assert left_in(tmp_path) == []
+
+
+def test_crash_states_interrupted_and_gone_on_with_are_each_of_their_own_recording(tmp_path, monkeypatch, left_in):
+    """In lane loop, where root may: nothing in flight becomes unknown, nothing is left, and a replay rebuilds each row
+    from the log that it was read from.
+    """
+    if lack := LoopDisk.lack():
+        assert "root" in lack or "fuse" in lack
+        return
+    killing.prepare(tmp_path)
+    (tmp_path / "vm").mkdir()
+    monkeypatch.setenv("PYTHONPATH", killing.python_path(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.setenv("DURABENCH_VM_RUN", str(tmp_path / "vm"))
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    options = ["--profile", tmp_path / "loop.toml", "--backend", "heavyfiles:Heavy:rename", "--fault", "cut-power"]
+    options += ["--filesystem", "ext4", "--lane", "loop", "--workload", "append", "--trials", "60", "--seed", "1"]
+    going = begun(list(map(str, [*options, "--out", run, "--dir", disk])), run, 32)
+    going.send_signal(signal.SIGINT)
+    _, said = going.communicate(timeout=120)
+    assert going.returncode == 130, said
+    assert list(disk.iterdir()) == list((tmp_path / "vm").iterdir()) == left_in(tmp_path) == []
+    first = Folder.open(run).trials()
+    assert {row["attempt"] for row in first} == {1}
+    assert all(row["verdict"] != "unknown" for row in first), "what was in flight is done again"
+    (run / "recordings" / "half.gz.part").write_bytes(b"half of one")
+    assert durabench("run", "--resume", run).returncode == 0
+    whole(run, disk)
+    assert not list((run / "recordings").glob("*.part"))
+    rows = Folder.open(run).trials()
+    assert rows[: len(first)] == first
+    begun_before = {row["recording"] for row in first}
+    again = [row for row in rows[len(first) :] if row["recording"].removesuffix(".2") in begun_before]
+    assert again
+    assert all(row["attempt"] == 2 and row["recording"].endswith(".2") for row in again)
+    for row in (first[-1], again[0], again[-1]):
+        (found,) = running.replay(Folder.open(run), row["trial"], disk, print)
+        same = ("acked", "in_doubt", "lost", "verdict", "recording", "position", "gap", "state")
+        assert [found[name] for name in same] == [row[name] for name in same]
+
+
+def test_ended_at_random_moments_durabench_leaves_nothing(tmp_path):
+    """30 of them, over commands and lanes; `killing.py` says how to do 300."""
+    argv = [sys.executable, str(HERE / "killing.py"), "--moments", "30"]
+    done = subprocess.run(
+        argv, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_resume_remembers_a_control_that_failed(words, tmp_path):

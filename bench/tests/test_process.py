@@ -348,3 +348,25 @@ def test_no_port_is_handed_out_twice(tmp_path):
     drawn = [machine.port(name) for machine in (one, other) for name in ("a", "b")]
     assert len(set(drawn)) == 4
     assert one.port("a") == drawn[0], "the same for the same name"
+
+
+def test_shared_memory_of_a_server_goes_with_it_whoever_killed_it(tmp_path):
+    """Where the caller may give it some of its own (root); what is killed with durabench nobody else could remove."""
+    if os.geteuid() != 0:
+        assert process._own_shared_memory() == []
+        return
+
+    def segments():
+        return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+
+    before = segments()
+    code = "import ctypes, time; print(ctypes.CDLL(None).shmget(0, 56, 0o1600), flush=True); time.sleep(60)"
+    argv = (sys.executable, "-c", code)
+    started = process.start(argv, env={}, cwd=tmp_path, log=tmp_path / "log", as_server=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "log").read_text().strip().isdigit() and time.monotonic() < end:
+        time.sleep(0.01)
+    number = (tmp_path / "log").read_text().strip()
+    assert number.isdigit()
+    started.close()
+    assert number not in segments() - before

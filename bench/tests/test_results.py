@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -398,9 +399,16 @@ def test_results_so_far_are_readable_when_there_is_no_more_room(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["trials.jsonl", "samples.i64", "floors.jsonl"])
-def test_a_full_disk_is_said_in_one_line(tmp_path, name):
+def test_a_full_disk_is_said_in_one_line(tmp_path, name, monkeypatch):
     folder = begun(tmp_path / "run")
-    (tmp_path / "run" / name).symlink_to("/dev/full")
+    write = os.write
+
+    def full_for_one(descriptor, content):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", full_for_one)
     floor = {"time": "t", "when": "before", "host": "h", "size_bytes": 1, "n": 1}
     with pytest.raises(results.ResultsFull, match=r"No space left on device.*0 trials are kept") as full:  # noqa: PT012
         folder.append_samples([1])
@@ -513,13 +521,90 @@ def test_machine_facts_name_the_disk_and_no_person(tmp_path):
         "filesystem",
         "mount_options",
     } <= set(facts)
-    assert set(facts["device"]) == {"name", "model", "rotational", "write_cache", "fua"}
+    hardware = {"driver", "bus", "size_bytes", "block_bytes", "scheduler"}
+    assert set(facts["device"]) == {"name", "model", "rotational", "write_cache", "fua", *hardware}
     assert facts["id"] == results.machine8(facts) == results.machine_facts(tmp_path)["id"]
     assert len(facts["id"]) == 8
     assert os.uname().nodename not in json.dumps(facts)
     other = {**facts, "filesystem": "xfs"}
     assert results.machine8(other) != facts["id"], "two file systems of one machine are two hosts"
-    assert results.machine8({**facts, "kernel": "99", "memory_bytes": facts["memory_bytes"] + 4096}) == facts["id"]
+    assert results.machine8({**facts, "memory_bytes": facts["memory_bytes"] + 4096}) == facts["id"]
+
+
+LIKE = {
+    "architecture": "x86_64",
+    "cpu_model": "A processor",
+    "cores": 4,
+    "memory_bytes": 8 << 30,
+    "virtualisation": "KVM",
+    "kernel": "6.1.0-41",
+    "filesystem": "ext4",
+    "mount_options": "rw,relatime,errors=panic",
+    "device": {"name": "vda", "model": None, "driver": "virtio_blk", "bus": "0000:00:02.0", "size_bytes": 1 << 38},
+}
+
+
+def with_device(**changed):
+    return {**LIKE, "device": {**LIKE["device"], **changed}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**LIKE, "kernel": "6.12.1"},
+        {**LIKE, "mount_options": "rw,relatime,errors=panic,nobarrier"},
+        {**LIKE, "mount_options": "rw,relatime,errors=panic,data=writeback"},
+        {**LIKE, "mount_options": "rw,noatime,errors=panic"},
+        {**LIKE, "filesystem": "xfs"},
+        with_device(bus="0000:00:03.0"),
+        with_device(size_bytes=1 << 39),
+        with_device(driver="nvme"),
+        with_device(write_cache="write through"),
+        with_device(scheduler="none"),
+    ],
+)
+def test_what_makes_numbers_unlike_makes_another_host(other):
+    assert results.machine8(other) != results.machine8(LIKE)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {**LIKE, "mount_options": "rw,errors=panic,relatime,seclabel,resuid=65534"},
+        {**LIKE, "python": "3.14", "latency": "why not"},
+        with_device(name="vdb", shared=True),
+    ],
+)
+def test_what_a_reboot_may_change_does_not(same):
+    assert results.machine8(same) == results.machine8(LIKE)
+
+
+def test_links_in_a_results_folder_are_not_followed(tmp_path):
+    """Whoever may write there must not get something of ours overwritten."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = begun(tmp_path / "run")
+    for name in ("trials.jsonl", ".done.json.part"):
+        (tmp_path / "run" / name).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        folder.append(rows_of(0))
+    (tmp_path / "run" / "trials.jsonl").unlink()
+    folder.append(rows_of(0))
+    folder.finish(0)
+    assert victim.read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(results.NotWritable, match="it is a link"):
+        Folder.create_at(tmp_path / "link")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(results.NotWritable, match="it is a link"):
+        Folder.create_at(tmp_path / "link")
+
+
+def test_a_run_killed_while_it_wrote_its_first_file_leaves_a_free_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.part").write_text("{")
+    folder = begun(tmp_path / "run")
+    assert [path.name for path in folder.path.iterdir()] == ["run.json"]
 
 
 def test_latency_means_nothing_in_memory():

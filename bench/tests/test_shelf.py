@@ -53,6 +53,23 @@ def test_what_a_resumed_run_had_kept_stays_and_counts(shelf):
     assert shelf("b0", "b", 60, broken=True) == ["a0"]
 
 
+def test_what_is_kept_is_never_replaced_by_another_of_its_name(shelf):
+    shelf("a0", "a", 10)
+    before = (shelf.shelf.folder / "a0.gz").read_bytes()
+    assert shelf("a0", "a", 20, broken=True) == ["a0"]
+    assert (shelf.shelf.folder / "a0.gz").read_bytes() == before
+    assert "of that name" in shelf.shelf.not_kept["a0"]
+
+
+def test_the_shelf_knows_which_attempts_it_has_and_drops_half_ones(shelf):
+    for name in ("1-0-a-ext4", "1-0-a-ext4.2", "1-0-a-ext4.11", "1-0-a-ext4.x", "1-0-a"):
+        shelf(name, "a", 1)
+    (shelf.shelf.folder / "1-1-a-ext4.gz.part").write_bytes(b"half")
+    again = recorded.Shelf(shelf.shelf.folder, 100)
+    assert [again.attempts(name) for name in ("1-0-a-ext4", "1-0-a", "1-1-a-ext4")] == [11, 1, 0]
+    assert not list(shelf.shelf.folder.glob("*.part"))
+
+
 def test_one_that_is_too_large_makes_no_room_for_itself(shelf):
     shelf("a0", "a", 50)
     shelf("a1", "a", 50)

@@ -76,7 +76,7 @@ from durabench_vm.loopdisk import LoopDisk
 from durabench_vm.powerdisk import PowerDisk, PowerDiskError
 from durabench_vm.recording import Entry, Gap, Kind, Recording, RecordingError
 from durabench_vm.rootimage import RootSpec, Tree
-from durabench_vm.rundir import NoRoom, RunFolder, sweep
+from durabench_vm.rundir import NoRoom, OwnFolder, RunFolder, sweep
 
 __all__ = [
     "CLASSES",
@@ -108,6 +108,7 @@ __all__ = [
     "MissingAsset",
     "Mode",
     "NoRoom",
+    "OwnFolder",
     "Place",
     "PowerDisk",
     "PowerDiskError",

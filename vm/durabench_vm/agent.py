@@ -42,6 +42,11 @@ KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LOOP_CLR_FD = 0x4C82, 0x4C0A, 0x4C01
 LO_FLAGS_AUTOCLEAR = 4
 LOOP_TRIES = 100
+MS_REMOUNT, MS_BIND, MS_NOSYMFOLLOW = 32, 4096, 256
+ST_NOSYMFOLLOW = 0x2000
+OPENAT2 = 437
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 BTRFS_IOC_FORGET_DEV = 0x50009405
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 OUTPUT_BYTES = 1 << 20  # of one `run`; the rest is dropped, and said
@@ -125,7 +130,7 @@ class Agent:
 
     def wake(self, now: float, entropy: str) -> None:
         """After a restore: set the clock, and make random numbers differ from those of every other restore."""
-        if __file__ == GUEST_PLACE:  # never the clock of a host
+        if in_guest():  # never the clock of a host
             with contextlib.suppress(OSError):
                 time.clock_settime(time.CLOCK_REALTIME, now)
         seed = base64.b64decode(entropy)
@@ -133,15 +138,13 @@ class Agent:
             fcntl.ioctl(urandom, RNDADDENTROPY, struct.pack("ii", len(seed) * 8, len(seed)) + seed)
             fcntl.ioctl(urandom, RNDRESEEDCRNG)
 
-    def send(self, files: dict[str, str], user: str | None = None) -> None:
-        """Write files (path → base64), making their folders."""
-        owner = pwd.getpwnam(user) if user else None
-        for name, content in files.items():
-            path = Path(name)
-            _make_folders(path.parent, owner)
-            path.write_bytes(base64.b64decode(content))
-            if owner:
-                os.chown(path, owner.pw_uid, owner.pw_gid)
+    def send(self, files: dict[str, str], user: str | None = None, root: str | None = None) -> None:
+        """Write files (path → base64), making their folders; with `root`, below that folder only. See `put`."""
+        account = pwd.getpwnam(user) if user else None
+        owner = (account.pw_uid, account.pw_gid) if account else None
+        for path, content in files.items():
+            name = os.path.relpath(path, root or "/")
+            put(root or "/", name, base64.b64decode(content), owner, stay=root is not None)
 
     def fetch(self, path: str) -> str:
         """Read a file, in base64."""
@@ -283,19 +286,22 @@ class Agent:
             try:
                 if kind == "btrfs":
                     _forget_btrfs()
-                flags = 0
+                # On a host, what an image holds must reach nothing of it: no device, no program of root's.
+                flags = 0 if in_guest() else MOUNT_FLAGS["nodev"] | MOUNT_FLAGS["nosuid"]
                 for option in options:
                     flags |= MOUNT_FLAGS.get(option, 0)
                 data = ",".join(option for option in options if option not in MOUNT_FLAGS)
                 Path(target).mkdir(parents=True, exist_ok=True)
                 if libc.mount(device.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()):
                     _fail(f"mount {kind}")
+                if not in_guest() and _leads_out(target):
+                    _follow_no_links(target, flags)
             except BaseException:
                 self._detach(target)
                 raise
             if user is not None:
                 account = pwd.getpwnam(user)
-                os.chown(target, account.pw_uid, account.pw_gid)
+                os.chown(target, account.pw_uid, account.pw_gid, follow_symlinks=False)
 
         return rest
 
@@ -390,13 +396,99 @@ def _feed(started: subprocess.Popen[bytes], data: bytes) -> None:
         started.stdin.close()
 
 
-def _make_folders(folder: Path, owner: pwd.struct_passwd | None) -> None:
-    if folder.exists():
+def in_guest() -> bool:
+    """Whether this machine is a guest: all of it may be lost."""
+    return __file__ == GUEST_PLACE
+
+
+def put(root: str, name: str, content: bytes, owner: tuple[int, int] | None, *, stay: bool = True) -> None:
+    """Write a file at `name` below the folder `root`, in the place of whatever has that name; it and the folders made
+    on the way are `owner`'s.
+
+    Whoever writes below `root` too may have put anything there. So no link is followed, nothing that exists is opened
+    for writing (it may be another file by a second name, a pipe, a device), and, with `stay`, no other mount entered.
+    """
+    *folders, last = name.split("/")
+    if not last or {".", "..", ""} & {*folders, last}:
+        raise PermissionError(errno.EPERM, "not the name of a file below " + root, name)
+    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=at)
+                if owner:
+                    os.chown(folder, *owner, dir_fd=at, follow_symlinks=False)
+            above, at = at, _enter(at, folder, stay=stay)
+            os.close(above)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(last, dir_fd=at)
+        descriptor = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=at)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if owner:
+                os.fchown(descriptor, *owner)
+    finally:
+        os.close(at)
+
+
+def _enter(above: int, name: str, *, stay: bool) -> int:
+    """Open a folder in an open one: never through a link and, with `stay`, never another mount (openat2(2))."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if not stay:
+        return os.open(name, flags, dir_fd=above)
+    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    how = struct.pack("=QQQ", flags, 0, resolve)
+    found: int = libc.syscall(OPENAT2, above, os.fsencode(name), how, len(how))
+    if found >= 0:
+        return found
+    code = ctypes.get_errno()
+    if code not in {errno.ENOSYS, errno.EPERM}:  # EPERM: a container that does not know the call
+        raise OSError(code, os.strerror(code), name)
+    found = os.open(name, flags, dir_fd=above)
+    if os.fstat(found).st_dev != os.fstat(above).st_dev:
+        os.close(found)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+    return found
+
+
+def _leads_out(root: str) -> bool:
+    """Whether a link below `root` leads out of it: on a host that would be the host's."""
+    inside = os.path.realpath(root)
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)  # noqa: PTH118
+            if os.path.islink(path) and os.path.commonpath([os.path.realpath(path), inside]) != inside:  # noqa: PTH114
+                return True
+    return False
+
+
+def _follow_no_links(target: str, flags: int) -> None:
+    """Let the kernel follow no link on this mount, whoever asks; OSError where it cannot (before Linux 5.10)."""
+    flags |= MS_REMOUNT | MS_BIND | MS_NOSYMFOLLOW
+    if libc.mount(None, target.encode(), None, ctypes.c_ulong(flags), None):
+        _fail("mount nosymfollow")
+    if not os.statvfs(target).f_flag & ST_NOSYMFOLLOW:
+        libc.umount2(target.encode(), 0)
+        raise OSError(errno.EPERM, "the image holds a link that leads out of it; this host needs Linux 5.10 for such")
+
+
+def _shared_memory_of_its_own(keep: str) -> None:
+    """An empty folder of shared memory for what runs here, which goes with it; `keep`, a folder in the host's, stays
+    where it is.
+    """
+    if not os.path.isdir(SHARED_MEMORY):  # noqa: PTH112
         return
-    _make_folders(folder.parent, owner)
-    folder.mkdir()
-    if owner:
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    kept = os.open(keep, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    below = os.path.commonpath([os.path.realpath(keep), SHARED_MEMORY]) == SHARED_MEMORY
+    flags = ctypes.c_ulong(MOUNT_FLAGS["nosuid"] | MOUNT_FLAGS["nodev"])
+    if libc.mount(b"tmpfs", SHARED_MEMORY.encode(), b"tmpfs", flags, b"mode=1777"):
+        _fail("mount tmpfs")
+    if below:
+        os.makedirs(os.path.realpath(keep))  # noqa: PTH103
+        source = f"/proc/self/fd/{kept}".encode()
+        if libc.mount(source, os.path.realpath(keep).encode(), None, ctypes.c_ulong(MS_BIND), None):
+            _fail("mount --bind")
+    os.close(kept)
 
 
 def _forget_btrfs() -> None:
@@ -494,8 +586,12 @@ def _be_init() -> None:
 
 
 def main() -> None:
-    """Serve over the descriptor given as the argument, or the guest's virtio-serial port named there."""
+    """Serve over the descriptor given as the argument, or the guest's virtio-serial port named there. On a host a
+    second one names the run folder, which stays in reach.
+    """
     where = sys.argv[1]
+    for folder in sys.argv[2:]:
+        _shared_memory_of_its_own(folder)
     if os.getpid() == 1:
         _be_init()
     descriptor = int(where) if where.isdigit() else os.open(where, os.O_RDWR | os.O_CLOEXEC)

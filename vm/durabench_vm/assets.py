@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -194,8 +195,8 @@ def _fetch_busybox(folder: Path) -> Path:
 def _unpack(package: str, target: Path) -> None:
     """Download and unpack beside the target, then rename: a killed fetch leaves no half cache."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as name:
-        work = Path(name)
+    with OwnFolder(target.parent, "fetch-") as own:
+        work = own.path
         _client("apt-get", "download", "-q", package, cwd=work)
         for archive in work.glob("*.deb"):
             _client("dpkg", "-x", str(archive), str(work / "tree"))

@@ -219,10 +219,19 @@ class Channel:
         )  # fmt: skip
         return Completed(answer["status"], answer["out"], answer["err"])
 
-    def send(self, files: Mapping[str, bytes], *, user: str | None = None, deadline_s: float = 60.0) -> None:
-        """Write files (absolute path → content) inside the machine, making their folders."""
+    def send(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        user: str | None = None,
+        root: str | None = None,
+        deadline_s: float = 60.0,
+    ) -> None:
+        """Write files (absolute path → content) inside the machine, making their folders; with `root`, only below that
+        folder and not through a mount in it. No link is followed.
+        """
         packed = {name: base64.b64encode(content).decode() for name, content in files.items()}
-        self.request("send", deadline_s, files=packed, user=user)
+        self.request("send", deadline_s, files=packed, user=user, root=root)
 
     def fetch(self, path: str, deadline_s: float = 60.0) -> bytes:
         """Read a file of the machine."""

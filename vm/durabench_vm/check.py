@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from durabench_vm.assets import find_program, need_program
+from durabench_vm.assets import cache_folder, find_program, need_program
 from durabench_vm.channel import AgentError, Channel, GuestLost
 from durabench_vm.crash import CrashBuilder
 from durabench_vm.powerdisk import PowerDisk
-from durabench_vm.rundir import default_parent
+from durabench_vm.rundir import open_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -406,9 +406,10 @@ class SwapLane:
 
 
 class HostPlace:
-    """This host seen through an agent in a mount and process namespace of its own. Needs root.
+    """This host seen through an agent in a mount, process and shared-memory namespace of its own. Needs root.
 
-    Whatever runs in it ends, and whatever is mounted in it goes, when it is closed or this process dies.
+    Whatever runs in it ends, and whatever is mounted or shared in it goes, when it is closed or this process dies.
+    An image's content reaches nothing of the host: no device, no set-user-id, no link that leads out of it.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -420,8 +421,9 @@ class HostPlace:
         self._errors = Path(self.root + ".errors")
         ours, theirs = socket.socketpair()
         command = [
-            need_program("unshare"), "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL",
-            "--mount-proc", sys.executable, "-S", "-E", str(Path(__file__).with_name("agent.py")), str(theirs.fileno()),
+            need_program("unshare"), "--mount", "--propagation", "private", "--ipc", "--pid", "--fork",
+            "--kill-child=KILL", "--mount-proc", sys.executable, "-S", "-E",
+            str(Path(__file__).with_name("agent.py")), str(theirs.fileno()), str(folder.path),
         ]  # fmt: skip
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -497,7 +499,8 @@ class HostPlace:
 
     def send(self, files: Mapping[str, bytes], *, user: str | None = None) -> None:
         """As Guest.send."""
-        self.channel.send({os.path.join(self.root, name): data for name, data in files.items()}, user=user)  # noqa: PTH118
+        placed = {os.path.join(self.root, name): data for name, data in files.items()}  # noqa: PTH118
+        self.channel.send(placed, user=user, root=self.root)
 
     def address(self, port: int) -> tuple[str, int]:
         """The same port: its network is this host's."""
@@ -589,6 +592,11 @@ def _one_btrfs_at_a_time(filesystem: Filesystem) -> Iterator[None]:
     if filesystem.name != "btrfs" or (found and (int(found[1]), int(found[2])) >= CLONED_BTRFS):
         yield
         return
-    with (default_parent() / "durabench-btrfs.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = open_lock(cache / "btrfs.lock")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)

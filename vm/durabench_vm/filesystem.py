@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from durabench_vm.assets import need_program
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from typing import Self
@@ -54,9 +54,9 @@ def make_image(
     image.unlink(missing_ok=True)
     with image.open("wb") as file:
         file.truncate(size)
-    with tempfile.TemporaryDirectory(prefix="mkfs-") as scratch:
+    with OwnFolder(image.parent, "mkfs-") as scratch:
         done = subprocess.run(
-            [program, *_arguments(filesystem.name, content, unit_bytes, Path(scratch)), str(image)],
+            [program, *_arguments(filesystem.name, content, unit_bytes, scratch.path), str(image)],
             capture_output=True, text=True, check=False, timeout=MKFS_S,
         )  # fmt: skip
     if done.returncode:
@@ -85,12 +85,13 @@ def _protofile(content: Path) -> str:
 
     def add(folder: Path, depth: int) -> None:
         for entry in sorted(folder.iterdir()):
-            if any(blank in str(entry) for blank in " \t\n"):
-                message = f"{entry}: a name with blanks cannot be put into an xfs image without mounting it"
+            leads_to = str(entry.readlink()) if entry.is_symlink() else ""
+            if any(blank in f"{entry}{leads_to}" for blank in " \t\n") or entry.name == "$":
+                message = f"{str(entry)!r}: a name with blanks cannot be put into an xfs image without mounting it"
                 raise OSError(message)
             indent = " " * depth
-            if entry.is_symlink():
-                lines.append(f"{indent}{entry.name} l--777 0 0 {entry.readlink()}")
+            if leads_to:
+                lines.append(f"{indent}{entry.name} l--777 0 0 {leads_to}")
             elif entry.is_dir():
                 lines.append(f"{indent}{entry.name} {_line('d', entry)}")
                 add(entry, depth + 1)
@@ -117,8 +118,8 @@ def base_image(filesystem: Filesystem, cache: Path, *, size_bytes: int | None = 
     image = folder / f"{filesystem.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.img"
     if not image.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="mkfs-", dir=folder) as scratch:
-            made = Path(scratch, "image")
+        with OwnFolder(folder, "base-") as scratch:
+            made = scratch.path / "image"
             make_image(filesystem, made, size_bytes=size, unit_bytes=unit_bytes)
             made.replace(image)
     return image

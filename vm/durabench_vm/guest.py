@@ -25,6 +25,7 @@ from durabench_vm.filesystem import SIZES, Filesystem
 from durabench_vm.powerdisk import PowerDisk
 from durabench_vm.qemu import ACCELERATORS, Qemu, QMPError, kvm_may_work, version
 from durabench_vm.rootimage import RootSpec, build_root
+from durabench_vm.rundir import OwnFolder, open_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -406,15 +407,13 @@ def _save_state(template: Template, folder: RunFolder, state: Path) -> None:
         guest.channel.request("unmount", target=ROOT, device=DEVICE, deadline_s=1.0)  # drops the device's buffers
         qmp = guest._qemu.qmp  # noqa: SLF001
         qmp.command("stop")
-        part = state.with_name(f"{state.name}.{os.getpid()}.part")
-        try:
+        with OwnFolder(state.parent, "save-") as own:
+            part = own.path / state.name
             with part.open("wb") as file:
                 qmp.command("getfd", fd=file.fileno(), fdname="state")
                 qmp.command("migrate", uri="fd:state")
                 guest._wait_migrated(RESTORE_S)  # noqa: SLF001
             part.replace(state)
-        finally:
-            part.unlink(missing_ok=True)
     for old in state.parent.glob("*.state"):
         if time.time() - old.stat().st_mtime > STALE_STATE_S:
             old.unlink(missing_ok=True)
@@ -439,9 +438,12 @@ def _scratch_disk(template: Template, folder: RunFolder) -> Iterator[PowerDisk]:
 def _locked(path: Path) -> Iterator[None]:
     """One process at a time makes `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    lock = open_lock(path.with_name(path.name + ".lock"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _arguments(template: Template, *, control: int, nbd: int, incoming: bool) -> list[str]:

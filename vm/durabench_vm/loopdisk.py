@@ -53,7 +53,7 @@ class LoopDisk:
         self.channel, self.root = self._place.channel, self._place.root
         self._shown = str(shown)
         try:
-            self._daemon = self._place.start(_arguments(server, shown, pid))
+            self._daemon = self._place.start(_arguments(server, shown, pid), cwd=str(folder.path))
             self._wait_for(pid)
         except BaseException:
             self.kill()
@@ -62,7 +62,8 @@ class LoopDisk:
     def _wait_for(self, pid: Path) -> None:
         end = time.monotonic() + READY_S
         while not pid.exists():  # written when everything is shown
-            if self._daemon.poll() is not None or time.monotonic() > end:
+            gone = not pid.parent.exists()  # the campaign was stopped
+            if gone or self._daemon.poll() is not None or time.monotonic() > end:
                 message = f"{PROGRAM} does not show the disk: {' '.join(self._daemon.stderr_tail)}"
                 raise GuestLost(message)
             time.sleep(POLL_S)
@@ -151,7 +152,7 @@ class LoopDisk:
 
 
 def _arguments(server: Path, shown: Path, pid: Path) -> list[str]:
-    node = {"driver": "nbd", "node-name": "disk", "server": {"type": "unix", "path": str(server)}}
+    node = {"driver": "nbd", "node-name": "disk", "server": {"type": "unix", "path": server.name}}
     export = {"type": "fuse", "id": "shown", "node-name": "disk", "mountpoint": str(shown), "writable": True}
     return [
         need_program(PROGRAM), "--blockdev", json.dumps(node), "--export", json.dumps(export), "--pidfile", str(pid),

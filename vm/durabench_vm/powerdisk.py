@@ -95,7 +95,11 @@ class PowerDisk:
     def listen(self, path: Path) -> None:
         """Serve on a unix socket at `path` as well, for tools that connect by a path."""
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # a socket's path has 107 bytes at most
+        finally:
+            os.close(folder)
         self._listener.listen(4)
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True, name="power-disk-accept").start()
 

@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from durabench_vm.assets import need_program
+from durabench_vm.rundir import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -85,13 +85,13 @@ def build_root(spec: RootSpec, assets: Assets, cache: Path) -> Path:
         os.utime(image)
         return image
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as name:
-        tree = Path(name, "tree")
+    with OwnFolder(folder, "build-") as own:
+        tree = own.path / "tree"
         tree.mkdir()
         _copy(tree, sources)
         _fill(tree, spec, assets)
         _compile(tree, spec)
-        made = Path(name, "image")
+        made = own.path / "image"
         _make_image(mkfs, tree, made)
         made.replace(image)
     _forget_old(folder, image)

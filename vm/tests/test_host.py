@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from durabench_vm import (
 )
 
 from durabench_vm import Checked, Job  # isort: skip
+from durabench_vm.rundir import open_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,12 +123,112 @@ def test_run_folders_of_the_dead_are_swept_and_of_the_living_are_not(tmp_path: P
     with RunFolder(tmp_path) as living:  # sweeps
         assert not dead.exists()
         assert sweep(tmp_path) == []
-        reused = tmp_path / "durabench-vm-reused"  # the id lives, but it is another process
-        shutil.copytree(living.path, reused)
-        (reused / "owner.json").write_text(json.dumps({"pid": os.getpid(), "start": "1"}))
-        assert sweep(tmp_path) == [reused]
         assert living.path.exists()
     assert not living.path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_one_that_lives_in_another_namespace_of_processes_stays(tmp_path: Path) -> None:
+    """Its process id means nothing here, or another process. As root; others make a namespace of users for it."""
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(ROOM)!r})\n"
+        "from pathlib import Path; from durabench_vm import RunFolder\n"
+        f"folder = RunFolder(Path({str(tmp_path)!r}))\n"
+        "print(os.getpid(), flush=True); sys.stdin.read(); os.kill(os.getpid(), 9)"
+    )
+    apart = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-current-user"]), "--pid", "--fork", "--"]
+    living = subprocess.Popen(
+        [*apart, sys.executable, "-c", f"import subprocess,sys; subprocess.run([sys.executable, '-c', {code!r}])"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert living.stdin
+    assert living.stdout
+    assert int(living.stdout.readline()) < os.getpid()
+    (folder,) = tmp_path.iterdir()
+    assert sweep(tmp_path) == []
+    living.stdin.close()
+    living.wait(20)
+    assert sweep(tmp_path) == [folder]
+
+
+def test_a_sweep_takes_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    """Other names, a folder without a lock, a link, a lock that is a link or a pipe, a folder with a mount in it."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "lock").touch()
+    parent = tmp_path / "shared"
+    parent.mkdir()
+    for name in ("notes-x", "99999999-1", "ABCDEFGH", "abcdefghi", ".abcdefgh"):
+        (parent / f"durabench-vm-{name}").mkdir()
+        (parent / f"durabench-vm-{name}" / "lock").touch()
+    (parent / "durabench-vm-nolock__").mkdir()
+    (parent / "durabench-vm-nolock__" / "mine").touch()
+    (parent / "durabench-vm-alink___").symlink_to(outside)
+    (parent / "durabench-vm-afile___").touch()
+    for name in ("locklink", "lockpipe", "lockhard", "lockdir_"):
+        (parent / f"durabench-vm-{name}").mkdir()
+    (parent / "durabench-vm-locklink/lock").symlink_to(outside / "lock")
+    os.mkfifo(parent / "durabench-vm-lockpipe/lock")
+    (parent / "durabench-vm-lockhard/lock").hardlink_to(outside / "lock")
+    (parent / "durabench-vm-lockdir_/lock").mkdir()
+    before = sorted(parent.rglob("*"))
+    assert sweep(parent) == []
+    assert sorted(parent.rglob("*")) == before
+    assert [path.name for path in outside.iterdir()] == ["lock"]
+
+
+def test_what_somebody_put_into_a_folder_of_ours_goes_with_it_and_nothing_beyond(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "kept").write_text("kept")
+    (tmp_path / "shared").mkdir()
+    made = RunFolder(tmp_path / "shared")
+    (made.path / "link").symlink_to(victim)
+    (made.path / "hard").hardlink_to(victim / "kept")
+    os.mkfifo(made.path / "a pipe\nwith a line of its own")
+    deep = made.path / "deep"
+    for _ in range(20):
+        deep.mkdir()
+        deep /= "deep"
+    made.close()
+    assert list((tmp_path / "shared").iterdir()) == []
+    assert [(path.name, path.read_text()) for path in victim.iterdir()] == [("kept", "kept")]
+
+
+def test_a_folder_in_which_something_is_mounted_stays(tmp_path: Path) -> None:
+    """Removing it would remove what is mounted there: of somebody else. As root; the mount is in its own namespace."""
+    if os.geteuid() != 0:
+        return
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/kept").touch()
+    (tmp_path / "shared").mkdir()
+    code = (
+        f"import os, subprocess, sys; sys.path.insert(0, {str(ROOM)!r})\n"
+        "from pathlib import Path; from durabench_vm import RunFolder, sweep\n"
+        "made = RunFolder(Path('shared')); inside = made.path / 'in side'; inside.mkdir()\n"
+        "subprocess.run(['mount', '--bind', 'victim', inside], check=True)\n"
+        "made.close(); print(sweep(Path('shared')), *os.listdir(inside)); subprocess.run(['umount', inside])\n"
+        "print(len(sweep(Path('shared'))))"
+    )
+    said = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert said.splitlines() == ["[] kept", "1"]
+    assert (tmp_path / "victim/kept").exists()
+
+
+def test_a_lock_in_a_shared_folder_is_no_way_to_a_file_of_ours(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "link").symlink_to(victim)
+    (tmp_path / "hard").hardlink_to(victim)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "hard", "pipe"):
+        with pytest.raises(OSError, match="not a lock of our own"):
+            open_lock(tmp_path / name)
+    os.close(open_lock(tmp_path / "new"))
+    os.close(open_lock(tmp_path / "new"))
+    assert victim.read_text() == "mine"
 
 
 def test_no_room_is_one_line_with_the_mend(tmp_path: Path) -> None:

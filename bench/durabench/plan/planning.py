@@ -131,7 +131,7 @@ def plan(
 
 
 def _refuse_taken(out: Path | None) -> None:
-    if out is not None and out.is_dir() and any(out.iterdir()):
+    if out is not None and out.is_dir() and not results.is_free(out):
         raise results.NotEmpty(f"{out} is not empty; --out takes a new or empty folder")
 
 
