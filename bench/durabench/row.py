@@ -31,7 +31,9 @@ class Field:
 
 ROW: Mapping[str, Field] = {
     "trial": Field("integer", "", "number of the trial in the order of the plan", required=True),
-    "attempt": Field("integer", "", "1; more where a resumed run recorded again, or an executor ran the trial again", required=True),
+    "attempt": Field(
+        "integer", "", "1; more where a resumed run recorded again, or an executor ran the trial again", required=True
+    ),
     "rows": Field("integer", "rows", "how many this trial has; one with fewer is torn and dropped", required=True),
     "backend": Field("string", "", "name of the backend", required=True),
     "setting": Field("string", "", "its durability setting; `live` for a URL", required=True),
