@@ -164,7 +164,7 @@ class Process:
         """Give back its file descriptors; a process that still lives is killed first."""
         if self.exit_code is None:
             self.signal(SIGKILL)
-            with suppress(Hung):
+            with suppress(HarnessError):  # also where the nursery that would reap it has ended
                 self.wait(REAP_S)
         for name in ("stdin", "stdout", "pidfd"):
             fd = getattr(self, name)
@@ -496,6 +496,9 @@ class Nursery:
             raise Hung(f"the nursery of drivers did not answer{tail(self._log)}") from None
         except OSError as error:
             raise Died(f"the nursery of drivers ended ({error.strerror}){tail(self._log)}") from None
+        except KeyboardInterrupt:
+            self._control.close()  # for the same reason
+            raise
         if not message:
             raise Died(f"the nursery of drivers ended{tail(self._log)}")
         return json.loads(message), fds

@@ -203,3 +203,21 @@ def test_a_stray_print_of_a_library_is_no_event(driver, toy, cycle):
     )
     assert [row["verdict"] for row in rows] == ["kept"] * 4
     assert {row["driver"] for row in rows} == {driver}
+
+
+def test_an_interrupted_request_leaves_no_answer_to_be_taken_for_another(nurseries, monkeypatch):
+    import socket
+
+    nursery = nurseries.get(["files"], "append")
+    driver = nursery.fork()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "recv_fds", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            nursery.fork()
+    assert not nursery.alive()
+    driver.close()  # which was to be reaped by it
+    assert driver.pidfd == -1
