@@ -301,12 +301,13 @@ def test_a_recording_is_kept_for_every_kind_of_loss(how, monkeypatch):
     lost = {"verdict": "no-promise", "destroyed": "drive", how: 1}
     made = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(recorded, "record", lambda *_: made)
-    monkeypatch.setattr(recorded, "run_states", lambda _made, some, _laboratory, hear, _stop: hear(some[0]))
+    plan = SimpleNamespace(targets={}, fault="cut-power", filesystem="ext4", trial=0)
+    outcome = SimpleNamespace(plan=plan)
+    monkeypatch.setattr(recorded, "run_states", lambda _made, _some, _laboratory, hear, _stop: hear(outcome))
     monkeypatch.setattr(campaign.judgement, "rows", lambda *_: [lost])
     monkeypatch.setattr(campaign, "held", lambda *_: {})
     shelf = SimpleNamespace(keep=lambda one, _of, broken: kept.append((one, broken)))
     laboratory = SimpleNamespace(alone=lambda _targets: memoryview(b""))
-    plan = SimpleNamespace(targets={}, fault="cut-power", filesystem="ext4", plan=None)
     seconds = []
     campaign.run_recording(
         [plan], laboratory, shelf, {}, lambda _: None, SimpleNamespace(is_set=lambda: False), seconds
