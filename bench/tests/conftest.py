@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from durabench import campaign, cli, judgement, profile, schedule
+from durabench import campaign, cli, judgement, profile, redact, schedule
 from durabench.ground import Ground
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ puts = 5
 write_s = 0.2
 """
 """Beside it the controls and the power pass of the shipped one."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """What one test gives as a secret is none in the next."""
+    monkeypatch.setattr(redact, "KNOWN", redact.Known())
 
 
 @pytest.fixture

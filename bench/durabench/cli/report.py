@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from durabench.cli.options import DirOption, ExpectOption, FormatOption
+from durabench.cli.options import DirOption, ExpectOption, FormatOption, Names, PasswordFileOption
 from durabench.cli.screen import COULD_NOT_TELL, Progress
 
 if TYPE_CHECKING:
@@ -121,13 +121,18 @@ def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial in that folder.")],
     directory: DirOption = None,
+    backend: Annotated[
+        Names | None, typer.Option(metavar="URL", help="A URL of that trial again, with its password. Repeatable.")
+    ] = None,
+    password_file: PasswordFileOption = None,
 ) -> None:
     """Run a recorded trial's plan again: the same seed, workload, victim and strike."""
     from durabench import run as running
+    from durabench.login import Logins
     from durabench.results import Folder
 
     progress = Progress()
-    rows = running.replay(Folder.open(folder), trial, directory, progress.say)
+    rows = running.replay(Folder.open(folder), trial, directory, progress.say, Logins(backend or (), password_file))
     recorded = {row["namespace"]: row for row in Folder.open(folder).trials() if row["trial"] == trial}
     for row in rows:
         before = recorded.get(row["namespace"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, judgement, schedule
 from durabench import fault as faults
+from durabench.row import label as label_of
 from durabench.trial import Outcome, TrialPlan
 from durabench.workload import DATA_BYTES, METADATA_BYTES
 from durabench_backends.contract import METADATA
@@ -137,7 +138,7 @@ def _visits(some: Sequence[TrialPlan]) -> Iterator[schedule.Visit]:
 
 def _arranged(row: Row) -> tuple[str, str, str] | None:
     """Metadata's and data's label and the workload of a trial, from its metadata row; None for the other one."""
-    label = f"{row['backend']}:{row['setting']}"
+    label = label_of(row)
     return (label, row["partner"] or label, row["workload"]) if row["namespace"] == METADATA else None
 
 
