@@ -174,6 +174,20 @@ def test_a_password_is_asked_for_again(monkeypatch, tmp_path):
         other.refuse_others([shown])
 
 
+def test_at_a_terminal_it_is_typed(monkeypatch):
+    monkeypatch.delenv("REDISCLI_AUTH", raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    asked = []
+    monkeypatch.setattr("getpass.getpass", lambda prompt, stream: asked.append(prompt) or "typed/in")
+    logins = login.Logins()
+    assert logins.all_of(("redis://:***@h", "files:rename", "redis://:***@h")) == (
+        *("redis://:typed%2Fin@h", "files:rename", "redis://:typed%2Fin@h"),
+    )
+    assert asked == ["Password of redis://:***@h: "]
+    assert redact.redact("it said typed/in") == "it said ***"
+
+
 def written(path, text):
     path.write_text(text)
     return path
