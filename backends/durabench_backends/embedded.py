@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,8 +108,11 @@ def allocated_bytes(paths: Iterable[Path]) -> int:
 
 
 def one_of(words: Collection[str], word: str, what: str) -> str:
-    """``word`` if it is one of ``words``, else a ValueError that lists them."""
+    """``word`` if it is one of ``words``, else a ValueError that lists them; it shows no more than a word of the other,
+    which may be a piece of a secret.
+    """
     if word not in words:
-        message = f"{what}={word!r}: known are {', '.join(words)}"
+        shown = repr(word) if re.fullmatch(r"[\w-]{0,32}", word) else "…"
+        message = f"{what}={shown}: known are {', '.join(words)}"
         raise ValueError(message)
     return word

@@ -9,7 +9,6 @@ import difflib
 import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple, cast
-from urllib.parse import urlsplit
 
 from durabench_backends.locate import MissingExtra, library
 
@@ -34,6 +33,8 @@ class Line(NamedTuple):
     """How a person writes its URL."""
     part: str = ""
     """What such a URL is followed by to name a part of it, whose sizes are listed."""
+    password: tuple[str, ...] = ()
+    """Variables that its own client takes the password from, where a URL has none."""
 
 
 BACKENDS: dict[str, Line] = {
@@ -51,10 +52,23 @@ BACKENDS: dict[str, Line] = {
         ("postgresql", "postgres"),
         url="postgresql://…",
         part="[#table]",
+        password=("PGPASSWORD",),
     ),
-    "redis": Line("durabench_backends.redis:Redis", "redis", ("redis", "rediss"), url="redis://…", part="[#prefix]"),
+    "redis": Line(
+        "durabench_backends.redis:Redis",
+        "redis",
+        ("redis", "rediss"),
+        url="redis://…",
+        part="[#prefix]",
+        password=("REDISCLI_AUTH",),
+    ),
     "valkey": Line(
-        "durabench_backends.redis:Valkey", "redis", ("valkey", "valkeys"), url="valkey://…", part="[#prefix]"
+        "durabench_backends.redis:Valkey",
+        "redis",
+        ("valkey", "valkeys"),
+        url="valkey://…",
+        part="[#prefix]",
+        password=("VALKEYCLI_AUTH", "REDISCLI_AUTH"),
     ),
     "s3-swift": Line("durabench_backends.s3.swift:Swift", "s3"),
     "s3-seaweedfs": Line("durabench_backends.s3.seaweedfs:SeaweedFS", "s3"),
@@ -82,6 +96,12 @@ def url_forms(*, parts: bool = False) -> str:
     """
     lines = [line for line in BACKENDS.values() if line.url]
     return ", ".join(f"{line.url.partition('?')[0]}{line.part}" if parts else line.url for line in lines if line.url)
+
+
+def password_variables(url: str) -> tuple[str, ...]:
+    """The variables of the environment that the client of a URL's backend takes a password from."""
+    line = BACKENDS.get(name_for_url(url))
+    return line.password if line else ()
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -143,7 +163,7 @@ def setting_of(backend: type[Backend], name: str, setting: str) -> Setting:
 
 def name_for_url(url: str) -> str:
     """The name of the backend that a URL's scheme belongs to; UnknownBackend lists the known schemes."""
-    scheme = urlsplit(url).scheme
+    scheme = url.partition("://")[0].lower()
     for name, line in BACKENDS.items():
         if scheme in line.schemes:
             return name

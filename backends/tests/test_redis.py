@@ -274,12 +274,13 @@ def test_a_password_is_never_shown(shared, said):
     engine, port, free = shared.target.backend, port_of(shared), shared.machine.port("nobody-listens")
     for url in (
         f"h:{SECRET}/0",
-        f"u:{SECRET}/1@h/0",
-        f"u:1/{SECRET}@h/0",
         f"u:{SECRET}@h?db={SECRET}",
         f"h?x={SECRET}",
     ):
         assert SECRET not in said(partial(CLASSES[engine].from_url, f"{engine}://{url}"), ValueError)
+    for raw in (f"{SECRET}/1", f"1/{SECRET}@#?", f"100%:'{SECRET};, [é]"):  # read as it was meant
+        backend = CLASSES[engine].from_url(f"{engine}://u:{raw}@h/0")
+        assert (backend._at["host"], backend._at["password"]) == ("h", raw)
     refused = CLASSES[engine].from_url(f"{engine}://u:{SECRET}@127.0.0.1:{free}")
     words = said(lambda: refused.open("data"), NotReady)
     assert SECRET not in words

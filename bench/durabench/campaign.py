@@ -760,6 +760,7 @@ def cells_json(
             entry: dict[str, Any] = {
                 "backend": target.backend,
                 "setting": target.setting,
+                "url": target.where,
                 "tier": _tier(target, prepared),
                 "namespace": namespace,
                 "workload": plan_workload,

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from durabench import meter, payload, workload
+from durabench import meter, payload, redact, workload
 from durabench_backends import registry
 from durabench_backends.contract import METADATA, Backend, Compactable, NotReady, Refused, Sized, Store, Versioned
 
@@ -43,6 +43,7 @@ def main() -> None:
     """Obey orders from stdin until it ends."""
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not look like an event
+    redact.learn_environment()
     serve(0, out)
 
 
@@ -100,6 +101,7 @@ def backend_of(target: Order) -> Backend:
     """The backend of a target: at a URL of somebody's, or on a root and ports of ours."""
     found = registry.load(target["backend"])
     if target.get("url"):
+        redact.learn(target["url"])
         return found.from_url(target["url"])
     setting = registry.setting_of(found, target["backend"], target["setting"])
     return found(setting, Path(target["root"]), target["ports"].__getitem__)
@@ -478,8 +480,8 @@ ORDERS: Mapping[str, Callable[[Order, Callable[[Mapping[str, Any]], None]], Orde
 
 
 def _why(error: BaseException) -> str:
-    """One line: the kind of error and its first words; adapters keep secrets out of what they raise."""
-    text = " ".join(str(error).split())
+    """One line: the kind of error and its first words, cut only once no secret is in them any more."""
+    text = " ".join(redact.redact(str(error)).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import checker, fault
 from durabench.history import from_events
+from durabench.row import label as label_of
 from durabench.statistics import quantile
 from durabench_backends.contract import DATA, METADATA, Domain, Promise
 
@@ -59,6 +60,7 @@ def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: s
         **_identity(plan, namespace),
         "backend": target.backend,
         "setting": target.setting,
+        "url": target.where,
         "tier": held.promise.tier,
         "partner": None if partner == target else partner.label,
         "destroyed": destroyed.label,
@@ -156,7 +158,7 @@ def failed_controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault((row["control"], f"{row['backend']}:{row['setting']}", row["fault"]), []).append(row)
+        grouped.setdefault((row["control"], label_of(row), row["fault"]), []).append(row)
     failed = []
     for (kind, label, name), members in grouped.items():
         held = {

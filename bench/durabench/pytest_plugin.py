@@ -34,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{STATUS_KEY}: a check of a live deployment, made by --durabench URL")
+    if config.getoption("--durabench"):
+        from durabench import redact
+        from durabench.cli.discreet import hide_arguments
+
+        redact.learn(*config.getoption("--durabench"))
+        redact.learn_environment()
+        hide_arguments()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
@@ -43,9 +50,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _shown(url: str) -> str:
-    from durabench.redact import redact
+    from durabench.redact import shown
 
-    return redact(url)
+    return shown(url, user=False)
 
 
 class Deployment(pytest.Collector):
@@ -66,6 +73,7 @@ class Deployment(pytest.Collector):
     def _report(self) -> Report:
         from durabench import verify
         from durabench.cli.options import seconds
+        from durabench.redact import redact
         from durabench_backends.registry import UnknownBackend
 
         asked = self.config.getoption
@@ -74,7 +82,7 @@ class Deployment(pytest.Collector):
             ignored = verify.ignored(asked("--durabench-ignore"))
             found = verify.verify(self.url, goal, probe=asked("--durabench-probe"), ignore=ignored)
         except (ValueError, UnknownBackend) as error:
-            message = f"--durabench: {error}"
+            message = f"--durabench: {redact(str(error))}"
             raise pytest.UsageError(message) from None
         return verify.clean(found)
 

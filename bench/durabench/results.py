@@ -74,11 +74,12 @@ __all__ = [
     "why_no_latency",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of run.json, the rows and the JSON documents made of them. History (also in results/README.md):
 
 1  2026-12  first
 2  2026-12  run.json: ``plan`` names what many trials share once, in ``plan_shared``; ``methodology``
+3  2026-12  ``url`` in rows and cells, and in the names of ``promises``, ``targets`` and ``versions``
 """
 METHODOLOGY = 2
 """How trials are made and judged, where that changes what a result means; results before and after an entry are not

@@ -37,6 +37,7 @@ ROW: Mapping[str, Field] = {
     "rows": Field("integer", "rows", "how many this trial has; one with fewer is torn and dropped", required=True),
     "backend": Field("string", "", "name of the backend", required=True),
     "setting": Field("string", "", "its durability setting; `live` for a URL", required=True),
+    "url": Field("string", "", "where it is, secrets taken out; null where the setting is not `live`"),
     "tier": Field("string", "", "the promise in two letters: T3, T2 with its seconds, T1, T0", required=True),
     "namespace": Field("string", "", "metadata or data", required=True),
     "workload": Field("string", "", "what the writers did", required=True),
@@ -47,7 +48,7 @@ ROW: Mapping[str, Field] = {
     "host": Field("string", "", "8 hex digits of the machine and the device under test", required=True),
     "driver": Field("string", "", "how the writing process came up: forked from a warm parent, or a fresh interpreter"),
     "seed": Field("integer", "", "the trial's own seed", required=True),
-    "partner": Field("string", "", "backend:setting of the other namespace, where it is another one"),
+    "partner": Field("string", "", "backend:setting (and URL) of the other namespace, where it is another one"),
     "filesystem": Field("string", "", "file system under test, with its options, where the trial made it"),
     "mount": Field("string", "", "mount options of the directory under test"),
     "server_kill": Field("string", "", "tree, or main for the main process only"),
@@ -116,9 +117,11 @@ PLAN: Mapping[str, Field] = {
     "stage": Field("string", "", "sweep: coarse or fine"),
     "backend": Field("string", "", "name of the backend; of a replay the metadata's", required=True),
     "setting": Field("string", "", "its durability setting; `live` for a URL", required=True),
+    "url": Field("string", "", "as in trials.jsonl"),
     "tier": Field("string", "", "as in trials.jsonl", required=True),
     "data_backend": Field("string", "", "replay: name of the data's backend"),
     "data_setting": Field("string", "", "replay: its setting"),
+    "data_url": Field("string", "", "replay: its URL, as in trials.jsonl"),
     "host": Field("string", "", "as in trials.jsonl", required=True),
     "payload": Field("string", "", "incompressible or compressible", required=True),
     "size_bytes": Field("integer", "bytes", "sweep, cost: size of each value"),
@@ -154,6 +157,25 @@ PLAN: Mapping[str, Field] = {
     "refused": Field("string", "", "why it ended early: what the backend said to the put that it did not take"),
     "duration_s": Field("number", "s", "how long the whole trial took"),
 }
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """What tells a setting, or somebody's backend, from others: ``backend:setting``, or ``backend:live (URL)``. Of a
+    row, a cell, or a target of a plan; those of schemas 1 and 2 have no URL.
+    """
+    return f"{row['backend']}:{setting_label(row)}"
+
+
+def names_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The names under which a person may know it, in a list of expectations, say: with its URL, and without."""
+    return label(row), f"{row['backend']}:{row['setting']}"
+
+
+def setting_label(row: Mapping[str, Any]) -> str:
+    """The same without the backend."""
+    where = row.get("url")
+    return f"{row['setting']} ({where})" if where else str(row["setting"])
+
 
 _PYTHON: Mapping[Type, tuple[type, ...]] = {
     "integer": (int,),

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ from durabench import campaign, device, fault, judgement, profile, recorded, res
 from durabench.campaign import Campaign, Interrupted, Prepared
 from durabench.ground import Ground
 from durabench.guest import Laboratory, NoMachine
+from durabench.login import Logins, recorded_as
 from durabench.process import HarnessError
 from durabench.service import promise_from
 from durabench.trial import Outcome, TrialPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from durabench.row import Row
@@ -46,6 +47,8 @@ class Options:
     out: Path | None = None
     resume: Path | None = None
     driver: str = "forked"
+    password_file: Path | None = None
+    """Holds the password of a URL of a run that is resumed."""
     command: Sequence[str] = field(default_factory=lambda: sys.argv)
 
 
@@ -186,6 +189,11 @@ def _as_begun(options: Options) -> Options:
     asked: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()
     }
+    given = options.asked
+    logins = Logins((*given.backends, *given.metadata, *given.data), options.password_file)
+    names = ("backends", "metadata", "data")
+    logins.refuse_others(each for name in names for each in asked[name])
+    asked |= {name: logins.all_of(asked[name]) for name in names}
     directory = Path(begun["directory"]) if begun["directory"] else None
     return replace(
         options, asked=schedule.Asked(**asked), profile=begun["profile"], directory=directory, driver=begun["driver"]
@@ -268,7 +276,7 @@ def _run_json(
         "targets": {one.target.label: one.as_json() for one in prepared.values()},
         "promises": campaign.promises_of(prepared),
         "driver": options.driver,
-        "asked": asdict(asked),
+        "asked": asked.as_json(),
         "directory": None if options.directory is None else str(options.directory),
         "cells": campaign.cells_json(cells, prepared, workload, facts),
         "plan": [plan.as_json() for plan in plans],
@@ -288,14 +296,25 @@ def _folder(options: Options, document: Mapping[str, Any], host: str, ground: Gr
     return folder
 
 
-def replay(folder: results.Folder, trial: int, directory: Path | None, say: Callable[[str], None]) -> list[Row]:
-    """Run one stored plan row again, here and now, and return its rows; nothing is written to the folder."""
+def replay(
+    folder: results.Folder,
+    trial: int,
+    directory: Path | None,
+    say: Callable[[str], None],
+    logins: Logins | None = None,
+) -> list[Row]:
+    """Run one stored plan row again, here and now, and return its rows; nothing is written to the folder. ``logins``
+    has the secrets of its URLs.
+    """
     require_linux()
     planned = {row["trial"]: row for row in folder.plan()}
     if trial not in planned:
         message = f"{folder.path} has no trial {trial}; it planned {len(planned)}, numbered from 0"
         raise schedule.UsageError(message)
     plan = replace(TrialPlan.from_json(planned[trial]), attempt=2)
+    logins = logins or Logins()
+    logins.refuse_others(target.url for target in plan.targets.values() if target.url)
+    plan = replace(plan, metadata=recorded_as(plan.metadata, logins), data=recorded_as(plan.data, logins))
     if plan.recording is not None:
         return _replay_recorded(folder, plan, directory, say)
     ground = Ground(directory or folder.path.parent)
@@ -352,14 +371,15 @@ def _replay_recorded(
         raise HarnessError(str(error)) from error
     finally:
         ground.close()
-    held = {name: _held_again(folder.run["promises"][target.label]) for name, target in plan.targets.items()}
+    held = _held_again(folder.run["promises"], plan)
     return judgement.rows(outcome, held, before["host"], str(folder.path))
 
 
 def judge_again(folder: results.Folder) -> list[tuple[Row, Row | None]]:
     """Every recorded row with the row that its stored history gives now, None where that is gone. Runs nothing."""
-    run_json = folder.run
+    promises = folder.run["promises"]
     plans = {row["trial"]: TrialPlan.from_json(row) for row in folder.plan()}
+    _refuse_nameless(promises, plans.values())
     found: list[tuple[Row, Row | None]] = []
     for before in folder.each_trial():
         plan = plans[before[0]["trial"]]
@@ -368,12 +388,31 @@ def judge_again(folder: results.Folder) -> list[tuple[Row, Row | None]]:
         except FileNotFoundError:
             found += [(row, None) for row in before]
             continue
-        held = {name: _held_again(run_json["promises"][target.label]) for name, target in plan.targets.items()}
+        held = _held_again(promises, plan)
         outcome = Outcome(plan, events, driver=str(before[0]["driver"]))
         again = {row["namespace"]: row for row in judgement.rows(outcome, held, before[0]["host"], str(folder.path))}
         found += [(row, again[row["namespace"]]) for row in before]
     return found
 
 
-def _held_again(stored: Mapping[str, Any]) -> judgement.Held:
-    return judgement.Held(promise_from(stored), bool(stored["versions"]))
+def _held_again(promises: Mapping[str, Any], plan: TrialPlan) -> dict[str, judgement.Held]:
+    """What each namespace of a recorded trial is judged by. Schemas 1 and 2 have no URL in the names of promises."""
+    found = {}
+    for namespace, target in plan.targets.items():
+        stored = promises[target.label if target.label in promises else _plain_label(target)]
+        found[namespace] = judgement.Held(promise_from(stored), bool(stored["versions"]))
+    return found
+
+
+def _refuse_nameless(promises: Mapping[str, Any], plans: Iterable[TrialPlan]) -> None:
+    """HarnessError where one promise was written down for two URLs: whose it is nobody knows."""
+    targets = {target for plan in plans for target in plan.targets.values() if target.label not in promises}
+    labels = [_plain_label(target) for target in targets]
+    shared = sorted({label for label in labels if labels.count(label) > 1})
+    if shared:
+        message = f"this run of an older durabench wrote one promise for two URLs of {', '.join(shared)}: run it again"
+        raise HarnessError(message)
+
+
+def _plain_label(target: Target) -> str:
+    return f"{target.backend}:{target.setting}"

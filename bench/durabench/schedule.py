@@ -6,14 +6,15 @@ shuffled by the campaign's seed, so that a disk that changes its mind changes it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from durabench import fault as faults
 from durabench import guest, workload
+from durabench.redact import learn, shown
 from durabench.service import Target
 from durabench.trial import WINDOWS_SPANNED, TrialPlan
 from durabench_backends import registry
@@ -70,6 +71,15 @@ class Asked:
     server_kill: str = "tree"
     recordings_max_bytes: int | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """Its part of ``run.json``: URLs without their secrets."""
+        names = ("backends", "metadata", "data")
+        return {**asdict(self), **{name: [_recorded(each) for each in getattr(self, name)] for name in names}}
+
+
+def _recorded(text: str) -> str:
+    return shown(text) if "://" in text else text
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -101,8 +111,12 @@ def targets_of(text: str) -> list[Target]:
     MissingExtra.
     """
     if "://" in text:
+        learn(text)
         name = registry.name_for_url(text)
-        registry.load(name).from_url(text)
+        try:
+            registry.load(name).from_url(text)
+        except ValueError as error:
+            raise UsageError(f"{shown(text)}: {error}") from None
         return [Target(name, LIVE, text)]
     name, _, setting = text.partition(":")
     if name not in registry.names() and setting:
@@ -142,7 +156,19 @@ def cells(asked: Asked, profile: Profile) -> list[Cell]:
             raise UsageError(str(error)) from None
         for pair in _pairs(asked, profile.power.backends):
             found += [_recorded_cell(pair, fault, asked, text, lack, by_name=by_name) for fault in recorded]
+    refuse_alike(target for cell in found for target in cell.targets)
     return list(dict.fromkeys(found))
+
+
+def refuse_alike(targets: Iterable[Target]) -> None:
+    """UsageError where two URLs of a backend read alike once their secrets are hidden: nobody could tell their results
+    apart.
+    """
+    seen: dict[str, Target] = {}
+    for target in targets:
+        if seen.setdefault(target.label, target) != target:
+            message = f"two URLs read as {target.where} once their secrets are hidden: give each a run of its own"
+            raise UsageError(message)
 
 
 def _cell(pair: tuple[Target, Target] | Cell, fault: faults.Fault, asked: Asked, *, by_name: bool) -> Cell:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.machine import DRIVER, Here, Machine, Ports
 from durabench.process import HarnessError
+from durabench.redact import shown
+from durabench.row import label
 from durabench_backends import registry
 from durabench_backends.contract import Backend, Domain, Fact, Promise, Setting
 from durabench_backends.embedded import kept_here
@@ -35,11 +37,24 @@ class Target:
     backend: str
     setting: str
     url: str | None = None
+    """As it is asked for, secrets and all: for the driver alone."""
+
+    def __repr__(self) -> str:
+        return f"Target(backend={self.backend!r}, setting={self.setting!r}, url={self.where!r})"
+
+    @property
+    def where(self) -> str | None:
+        """Its URL without secrets: what tells it from others of its backend, in everything that is written."""
+        return None if self.url is None else shown(self.url)
 
     @property
     def label(self) -> str:
-        """``backend:setting``."""
-        return f"{self.backend}:{self.setting}"
+        """``backend:setting``; of somebody's, ``backend:live (URL)`` without secrets."""
+        return label(self.as_json())
+
+    def as_json(self) -> dict[str, str | None]:
+        """Its part of a row of the plan."""
+        return {"backend": self.backend, "setting": self.setting, "url": self.where}
 
     def load(self) -> tuple[type[Backend], Setting | None]:
         """Its class and, for one of ours, its setting. UnknownBackend or MissingExtra."""

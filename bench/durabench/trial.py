@@ -106,7 +106,7 @@ class TrialPlan:
 
     def as_json(self) -> dict[str, Any]:
         """A plan row of ``run.json``."""
-        return asdict(self)
+        return {**asdict(self), "metadata": self.metadata.as_json(), "data": self.data.as_json()}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> TrialPlan:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from durabench import campaign, cli, judgement, profile, schedule
+from durabench import campaign, cli, judgement, profile, redact, schedule
 from durabench.ground import Ground
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ BROWSER = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--window-size=1280,1000"),
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    """What one test gives as a secret is none in the next."""
+    monkeypatch.setattr(redact, "KNOWN", redact.Known())
 
 
 @pytest.fixture

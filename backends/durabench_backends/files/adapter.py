@@ -46,8 +46,8 @@ class Files:
 
     @classmethod
     def from_url(cls, url: str) -> Files:
-        parts = urlsplit(url)
-        if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+        parts = urlsplit(url) if url.lower().startswith(("file:///", "file://localhost/")) else None
+        if parts is None:  # nothing of it is looked at, or shown
             raise ValueError("a file URL has an absolute path: file:///dir?write=fsync-dir")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from durabench_backends import locate
+from durabench_backends import locate, urls
 from durabench_backends.contract import Command, Fact, Limit, NotReady, Promise, Refused, Setting
 from durabench_backends.embedded import mount_facts
 from durabench_backends.postgres import promises
@@ -57,6 +57,7 @@ class Postgres:
         locate.library("psycopg", "postgres", "postgres")
         import psycopg
 
+        url = urls.escaped(url)
         try:
             parts = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.Error:
@@ -64,7 +65,10 @@ class Postgres:
         else:
             readable = urlsplit(url).scheme in ("postgresql", "postgres") and _shows_no_password(url, parts)
         if not readable:
-            message = "not a URL that libpq can read; it has the form postgresql://user@host:port/database"
+            message = (
+                "not a URL that libpq can read; it has the form postgresql://user@host:port/database, with the "
+                "password in PGPASSWORD, or escaped (%40 for @)"
+            )
             raise ValueError(message)
         return cls(Setting("live", {}, promises.promise(())), Path(), lambda _: 0, url)
 

@@ -34,6 +34,8 @@ class Engine:
     schemes: Mapping[str, str]
     """URL scheme → the one that the client library knows."""
     documentation: str
+    password: tuple[str, ...]
+    """Variables that its command line client takes the password from."""
 
 
 PLACES = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/{0}/bin", "/opt/homebrew/opt/{0}/bin")
@@ -47,6 +49,7 @@ REDIS = Engine(
     tuple(place.format("redis") for place in PLACES),
     {"redis": "redis", "rediss": "rediss"},
     "Redis documentation",
+    ("REDISCLI_AUTH",),
 )
 VALKEY = Engine(
     "valkey",
@@ -57,6 +60,7 @@ VALKEY = Engine(
     tuple(place.format("valkey") for place in PLACES),
     {"valkey": "redis", "valkeys": "rediss"},
     "Valkey documentation",
+    ("VALKEYCLI_AUTH", "REDISCLI_AUTH"),
 )
 
 PREFIX = "redis"

@@ -6,12 +6,13 @@ object.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from durabench_backends import locate
+from durabench_backends import locate, urls
 from durabench_backends.contract import NotReady
 from durabench_backends.redis.promises import WAITAOF
 
@@ -56,7 +57,7 @@ def options_of_url(engine: Engine, url: str) -> tuple[Mapping[str, Any], bool]:
     options: dict[str, Any] = {}
     said = ""
     try:
-        url, said = _without_waitaof(url)
+        url, said = _without_waitaof(urls.escaped(url))
         scheme, separator, rest = url.partition("://")
         options = parse_url(engine.schemes[scheme] + separator + rest)
         # A password with a slash that is not escaped ends up half in the host, which messages name, half in the path.
@@ -67,10 +68,18 @@ def options_of_url(engine: Engine, url: str) -> tuple[Mapping[str, Any], bool]:
     if not readable:
         message = (
             f"not a URL that the {engine.title} client can read; it has the form {engine.name}://user@host:port/0, "
-            "with ?waitaof=yes where the writer sends WAITAOF after each put"
+            f"with ?waitaof=yes where the writer sends WAITAOF after each put, the password in {engine.password[0]}, "
+            "or escaped (%40 for @)"
         )
         raise ValueError(message)
-    return {name: value for name, value in options.items() if name not in POOL_OPTIONS}, said == "yes"
+    options = {name: value for name, value in options.items() if name not in POOL_OPTIONS}
+    return _with_password_of_environment(engine, options), said == "yes"
+
+
+def _with_password_of_environment(engine: Engine, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As the engine's own command line client takes it, where the URL has none."""
+    given = next((found for name in engine.password if (found := os.environ.get(name))), None)
+    return options if options.get("password") or not given else {**options, "password": given}
 
 
 def _without_waitaof(url: str) -> tuple[str, str]:
@@ -165,7 +174,10 @@ def _authentication(engine: Engine, options: Mapping[str, Any]) -> tuple[str, st
     form = f"{engine.name}://user:password@host:port/0"
     if options.get("password"):
         return "authentication failed", f"correct user or password; the URL has the form {form}"
-    return "authentication failed: no password was given", f"put the password into the URL: {form}"
+    return (
+        "authentication failed: no password was given",
+        f"put the password into {engine.password[0]}, or the URL: {form}",
+    )
 
 
 def _is_tls(options: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ Amazon's own.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -187,7 +188,8 @@ def _where(url: str) -> Where:
         raise ValueError(message)
     unknown = sorted(set(parameters) - set(PARAMETERS))
     if parts.scheme != "s3" or not bucket or unknown or parts.fragment:
-        what = f"; it may not say {', '.join(unknown)}, only {', '.join(PARAMETERS)}" if unknown else ""
+        plain = [name if re.fullmatch(r"[A-Za-z_]{1,32}", name) else "…" for name in unknown]  # or a piece of a secret
+        what = f"; it may not say {', '.join(plain)}, only {', '.join(PARAMETERS)}" if unknown else ""
         message = f"not a bucket's URL; it has the form {FORM}{what}"
         raise ValueError(message)
     endpoint = parameters.get("endpoint_url")

@@ -67,8 +67,10 @@ class Sqlite:
 
     @classmethod
     def from_url(cls, url: str) -> Sqlite:
-        parts = urlsplit(url)
-        if parts.scheme != "sqlite" or parts.netloc or not parts.path.startswith("//"):
+        parts = (
+            urlsplit(url) if url.lower().startswith("sqlite:////") else None
+        )  # else nothing of it is looked at, or shown
+        if parts is None:
             raise ValueError("a SQLite URL has four slashes and an absolute path: sqlite:////abs.db?journal_mode=wal")
         known = {"journal_mode": JOURNAL_MODES, "synchronous": SYNCHRONOUS}
         options: dict[str, str] = {}

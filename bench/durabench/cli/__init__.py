@@ -17,6 +17,7 @@ import typer
 from durabench import fault as faults
 from durabench import workload as workloads
 from durabench.cli import around, compare, plan, report, run, verify
+from durabench.cli.discreet import discreet
 from durabench.cli.screen import BROKEN, COULD_NOT_TELL, INTERRUPTED, USAGE, stop
 from durabench_backends import registry
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -53,7 +54,7 @@ app.command(
 def main() -> None:
     """Run the command line; every error that a person can mend is one line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop leaves as little behind as Ctrl-C
-    with _one_line_errors():
+    with discreet(), _one_line_errors():
         app()
 
 
@@ -76,6 +77,7 @@ def _tell(error: Exception) -> NoReturn:
     from durabench import report as reports
     from durabench import run as running
     from durabench import verify as verifying
+    from durabench.login import NoLogin
     from durabench.process import HarnessError
     from durabench.redact import redact
     from durabench.report import gates
@@ -92,6 +94,7 @@ def _tell(error: Exception) -> NoReturn:
         gates.GateError,
         verifying.UsageError,
         verifying.UnknownCheck,
+        NoLogin,
         planning.TraceError,
     )
     could_not = (

@@ -24,6 +24,12 @@ SurviveOption = Annotated[
 MaxLossOption = Annotated[
     str, typer.Option(metavar="TIME", help="How much of what was acknowledged may then be lost: 0, or 2s.")
 ]
+PasswordFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Its first line is the password of a URL of that run: results hold none. See also README."
+    ),
+]
 Names = list[str]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from durabench.cli.options import DirOption, ExpectOption, FormatOption
+from durabench.cli.options import DirOption, ExpectOption, FormatOption, Names, PasswordFileOption
 from durabench.cli.screen import COULD_NOT_TELL, Progress
 
 if TYPE_CHECKING:
@@ -98,13 +98,14 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
     from durabench import run as running
     from durabench.report import load_expectations
     from durabench.results import Folder
+    from durabench.row import names_of
 
     known = {(one.setting, one.fault) for one in load_expectations(expect)}
     every = running.judge_again(Folder.open(directory))
     pairs = [(was, now) for was, now in every if now is not None]
     gone = list(dict.fromkeys(Folder.history_name(was) for was, now in every if now is None))
     broken = [now for _, now in pairs if now["verdict"] == "broken" and now["control"] is None]
-    new = [now for now in broken if (f"{now['backend']}:{now['setting']}", now["fault"]) not in known]
+    new = [now for now in broken if not {(name, now["fault"]) for name in names_of(now)} & known]
     different = [(was, now) for was, now in pairs if (was["verdict"], was["lost"]) != (now["verdict"], now["lost"])]
     for was, now in different:
         print(f"trial {was['trial']} {was['namespace']}: recorded {was['verdict']}, now {now['verdict']}: {now['why']}")
@@ -126,25 +127,33 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
 def _unknown(rows: Sequence[Row]) -> list[str]:
     """The cells of which no trial could be judged: where nothing is known, nothing held."""
     from durabench.report.cells import KEY, worst
+    from durabench.row import label
 
     verdicts: dict[tuple[str, ...], list[str]] = {}
+    names: dict[tuple[str, ...], str] = {}
     for row in rows:
-        verdicts.setdefault(tuple(str(row[name]) for name in KEY), []).append(row["verdict"])
-    cells = [dict(zip(KEY, key, strict=True)) for key, seen in verdicts.items() if worst(seen) == "unknown"]
-    return [f"{cell['backend']}:{cell['setting']} {cell['fault']} {cell['namespace']}" for cell in cells]
+        key = tuple(str(row.get(name)) for name in (*KEY, "url"))
+        names[key] = f"{label(row)} {row['fault']} {row['namespace']}"
+        verdicts.setdefault(key, []).append(row["verdict"])
+    return [names[key] for key, seen in verdicts.items() if worst(seen) == "unknown"]
 
 
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial in that folder.")],
     directory: DirOption = None,
+    backend: Annotated[
+        Names | None, typer.Option(metavar="URL", help="A URL of that trial again, with its password. Repeatable.")
+    ] = None,
+    password_file: PasswordFileOption = None,
 ) -> None:
     """Run a recorded trial's plan again: the same seed, workload, victim and strike."""
     from durabench import run as running
+    from durabench.login import Logins
     from durabench.results import Folder
 
     progress = Progress()
-    rows = running.replay(Folder.open(folder), trial, directory, progress.say)
+    rows = running.replay(Folder.open(folder), trial, directory, progress.say, Logins(backend or (), password_file))
     recorded = {row["namespace"]: row for row in Folder.open(folder).trials() if row["trial"] == trial}
     for row in rows:
         before = recorded.get(row["namespace"])

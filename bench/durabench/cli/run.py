@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from durabench.cli.options import DirOption, ExpectOption, FormatOption, Names, seconds, size_bytes
+from durabench.cli.options import (
+    DirOption,
+    ExpectOption,
+    FormatOption,
+    Names,
+    PasswordFileOption,
+    seconds,
+    size_bytes,
+)
 from durabench.cli.screen import INTERRUPTED, Progress, stop
 
 
@@ -62,6 +70,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with an unfinished run, as it was begun.")
     ] = None,
+    password_file: PasswordFileOption = None,
     expect: ExpectOption = None,
     driver: Annotated[
         str,
@@ -83,6 +92,9 @@ def run(
         if value not in known:
             message = f"{what} is {' or '.join(known)}, not {value!r}"
             raise UsageError(message)
+    if password_file and not resume:
+        message = "--password-file is for --resume; a URL has its password in it, or in its client's own variables"
+        raise UsageError(message)
     outputs = report.outputs(form or ["table"])
     expected = report.load_expectations(expect)
     progress = Progress()
@@ -103,7 +115,7 @@ def run(
         server_kill=server_kill,
         recordings_max_bytes=None if max_recordings is None else size_bytes(max_recordings),
     )
-    options = running.Options(asked, profile, directory, out, resume, driver)
+    options = running.Options(asked, profile, directory, out, resume, driver, password_file)
     ran = running.run(options, progress.say, progress)
     if ran.interrupted:
         stop(f"interrupted; what was recorded is kept: durabench run --resume {ran.folder.path}", INTERRUPTED)

@@ -38,7 +38,9 @@ class Progress:
 
     def line(self, line: str) -> None:
         """Show one line, which the next one replaces; an empty one ends that."""
-        now = time.monotonic()
+        from durabench.redact import redact
+
+        now, line = time.monotonic(), redact(line)  # before it is cut: half a secret looks like none
         if not line:
             self._clear()
             return

@@ -78,10 +78,10 @@ def verify(
 
 
 def _interrupted(url: str, goal: Goal, ignored: Mapping[str, str]) -> Report:
-    from durabench.redact import redact
+    from durabench.redact import shown
     from durabench.verify import Report
 
-    return Report(redact(url), goal, goal, ignored=ignored, unreached="interrupted; ask again")
+    return Report(shown(url, user=False), goal, goal, ignored=ignored, unreached="interrupted; ask again")
 
 
 def _page(asked: str, url: str | None) -> str:

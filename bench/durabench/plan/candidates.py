@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench.schedule import targets_of
+from durabench.schedule import refuse_alike, targets_of
 from durabench_backends import registry
 from durabench_backends.contract import RATED_DOMAINS, Goal, Limit, Promise
 from durabench_backends.locate import MissingExtra, MissingProgram
@@ -42,11 +42,11 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """``backend:setting``."""
+        """As its target is called."""
         return self.target.label
 
     def as_json(self) -> dict[str, Any]:
-        """Its entry in plan.json; a URL stays out of it."""
+        """Its entry in plan.json; of a URL no secret."""
         return {
             "label": self.label,
             "backend": self.target.backend,
@@ -78,6 +78,7 @@ def choose(backends: Sequence[str], kinds: Sequence[Sequence[str]], goal: Goal) 
             found += [one for one in judged if one.excluded_by] if first is None else [first]
             found += [one for one in judged if one.excluded_by] if first is not None else []
     found = list({one.target: one for one in found}.values())
+    refuse_alike(one.target for one in found)
     refuse_none(found)
     return sorted(found, key=lambda one: one.excluded_by is not None)
 

@@ -15,6 +15,7 @@ from durabench import crossing as crossings
 from durabench.plan import loss, split
 from durabench.plan.sizes import histogram
 from durabench.plan.sweep import INCOMPRESSIBLE
+from durabench.row import label as label_of
 from durabench.statistics import quantile, quantile_by_trial
 
 if TYPE_CHECKING:
@@ -78,18 +79,18 @@ def sweep_table(rows: Sequence[Row], samples: Samples, seed: int, *, timed: bool
     return found
 
 
-def _key(row: Row) -> tuple[str, str, str, int]:
-    return row["backend"], row["setting"], row["payload"], row["size_bytes"]
+def _key(row: Row) -> tuple[str, str, str, str, int]:
+    return row["backend"], row["setting"], row.get("url") or "", row["payload"], row["size_bytes"]
 
 
-def _entry(key: tuple[str, str, str, int], trials: Sequence[Row], cost: Row) -> dict[str, Any]:
-    backend, setting, payload, size = key
+def _entry(key: tuple[str, str, str, str, int], trials: Sequence[Row], cost: Row) -> dict[str, Any]:
+    backend, setting, url, payload, size = key
     per_put = {
         f"{name}_per_put": _ratio(_sum(trials, name), sum(row["puts"] for row in trials))
         for name in ("writer_bytes", "device_bytes")
     }
     return {
-        "label": f"{backend}:{setting}",
+        "label": label_of({"backend": backend, "setting": setting, "url": url}),
         "backend": backend,
         "setting": setting,
         "payload": payload,
@@ -202,7 +203,7 @@ def split_table(rows: Sequence[Row], trial_rows: Sequence[Row], traces: Sequence
 
 
 def _labels(row: Row) -> tuple[str, str]:
-    return f"{row['backend']}:{row['setting']}", f"{row['data_backend']}:{row['data_setting']}"
+    return label_of(row), label_of({name: row.get(f"data_{name}") for name in ("backend", "setting", "url")})
 
 
 def _split_entry(

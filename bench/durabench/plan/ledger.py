@@ -72,6 +72,7 @@ class Ledger:
                 "host": self.host,
                 "backend": candidate.target.backend,
                 "setting": candidate.target.setting,
+                "url": candidate.target.where,
                 "tier": candidate.tier or "T0",
             }
             for name, prefix, median in (

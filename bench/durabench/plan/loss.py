@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench import campaign, schedule
 from durabench import fault as faults
+from durabench.row import label as label_of
 from durabench.trial import TrialPlan
 from durabench.workload import DATA_BYTES, METADATA_BYTES
 from durabench_backends.contract import METADATA
@@ -166,12 +167,8 @@ class Arranged:
     @classmethod
     def of_row(cls, row: Row) -> Arranged | None:
         """A trial's, from its metadata row; None for the other one."""
-        label = _label(row)
+        label = label_of(row)
         return cls(label, row["partner"] or label, row["workload"]) if row["namespace"] == METADATA else None
-
-
-def _label(row: Row) -> str:
-    return f"{row['backend']}:{row['setting']}"
 
 
 def table(rows: Sequence[Row], planned: Sequence[TrialPlan]) -> list[dict[str, Any]]:
@@ -247,7 +244,7 @@ def _guilty(trials: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
     """Which backend broke its promise, in how many of the trials, and how: of two never the other one."""
     whys: dict[str, list[str]] = {}
     for rows in trials:
-        for label in dict.fromkeys(_label(row) for row in rows if row["verdict"] == "broken"):
-            first = next(row for row in rows if row["verdict"] == "broken" and _label(row) == label)
+        for label in dict.fromkeys(label_of(row) for row in rows if row["verdict"] == "broken"):
+            first = next(row for row in rows if row["verdict"] == "broken" and label_of(row) == label)
             whys.setdefault(label, []).append(_why(first))
     return [{"label": label, "trials": len(some), "why": some[0]} for label, some in whys.items()]

@@ -9,10 +9,10 @@ from durabench.machine import DRIVER
 from durabench.plan.document import own_sizes
 from durabench.plan.measure import WORKLOAD
 from durabench.process import HarnessError, Hung
-from durabench.redact import redact
+from durabench.redact import learn, redact, shown
 from durabench.schedule import UsageError, targets_of
 from durabench.service import READY_S, Service
-from durabench_backends import registry
+from durabench_backends import registry, urls
 
 if TYPE_CHECKING:
     from durabench.ground import Ground
@@ -25,7 +25,8 @@ def sizes_at(url: str, ground: Ground) -> dict[str, Any]:
 
     UsageError where the URL is none or holds nothing; HarnessError where it cannot be read.
     """
-    address, _, within = url.partition("#")
+    learn(url)
+    address, _, within = urls.escaped(url).partition("#")
     if "://" not in address:
         raise UsageError(f"--from takes a URL, one of {registry.url_forms(parts=True)}, not {redact(url)!r}")
     target = targets_of(address)[0]
@@ -37,8 +38,8 @@ def sizes_at(url: str, ground: Ground) -> dict[str, Any]:
     finally:
         machine.close()
     if not sizes:
-        raise UsageError(f"--from {redact(url)} holds no values")
-    return own_sizes(redact(url), sizes)
+        raise UsageError(f"--from {shown(url)} holds no values")
+    return own_sizes(shown(url), sizes)
 
 
 def _listed(service: Service, within: str) -> list[int]:

@@ -26,6 +26,7 @@ from durabench.plan.own import sizes_at
 from durabench.plan.recommend import COULD_NOT_TELL, recommend
 from durabench.plan.sizes import text
 from durabench.plan.sweep import Sweep, curves
+from durabench.row import label as label_of
 from durabench.schedule import UsageError
 from durabench_backends.contract import Goal
 
@@ -297,14 +298,14 @@ class _Going:
         return stopped is None or stopped > loss.LARGEST_BYTES
 
     def _came_up(self, ledger: Ledger) -> set[str]:
-        return {f"{row['backend']}:{row['setting']}" for row in ledger.rows if row["kind"] == "sweep"}
+        return {label_of(row) for row in ledger.rows if row["kind"] == "sweep"}
 
     def _fastest(self, ledger: Ledger, some: Sequence[Candidate], size: int) -> Candidate | None:
         """Whose median put is shortest at the measured size next to ``size``; None where nothing was measured."""
         seen: dict[str, list[tuple[int, int]]] = {}
         for row in ledger.rows:
             if row["kind"] == "sweep" and row.get("put_p50_ns") is not None:
-                label = f"{row['backend']}:{row['setting']}"
+                label = label_of(row)
                 seen.setdefault(label, []).append((abs(row["size_bytes"] - size), row["put_p50_ns"]))
         timed = [(min(seen[one.label]), one) for one in some if one.label in seen]
         nearest = min((distance for (distance, _), _ in timed), default=0)
@@ -397,7 +398,7 @@ def _with_largest(one: Candidate, ledger: Ledger) -> Candidate:
     taken = [
         row["size_bytes"]
         for row in ledger.rows
-        if row["kind"] == "sweep" and row["puts"] and f"{row['backend']}:{row['setting']}" == one.label
+        if row["kind"] == "sweep" and row["puts"] and label_of(row) == one.label
     ]
     return replace(one, largest_bytes=max(taken, default=None))
 

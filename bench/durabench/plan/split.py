@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from durabench.plan.measure import NotOffered, Part, Place, Put, Steps
 from durabench.process import HarnessError
 from durabench.results import ResultsFull
+from durabench.row import label as label_of
 from durabench_backends.contract import DATA, METADATA
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def forecast_s(replay: Replay, rows: Sequence[Row]) -> float:
 
 def _put_s(label: str, size: int, swept: Sequence[Row]) -> float:
     """A put of that size, scaled from the measured one next to it."""
-    mine = [row for row in swept if f"{row['backend']}:{row['setting']}" == label]
+    mine = [row for row in swept if label_of(row) == label]
     if not mine:
         return 0.0
     nearest = min(mine, key=lambda row: abs(row["size_bytes"] - size))
@@ -111,6 +112,7 @@ def carry_out(replay: Replay, ledger: Ledger) -> None:
         "payload": "incompressible",
         "data_backend": replay.data.target.backend,
         "data_setting": replay.data.target.setting,
+        "data_url": replay.data.target.where,
     }
     try:
         row |= _measured(replay, steps, ledger)

@@ -20,6 +20,7 @@ from durabench.plan.measure import Place, Steps, WrongValue, put_of
 from durabench.plan.sizes import text
 from durabench.process import HarnessError
 from durabench.results import ResultsFull
+from durabench.row import label as label_of
 from durabench_backends.contract import DATA
 
 if TYPE_CHECKING:
@@ -406,7 +407,7 @@ def curves_of(rows: Sequence[Row], samples: Samples, fewest: int) -> Curves:
     ):
         taken = list(samples(row.get("samples_at"), row.get("samples_n")))
         if taken:
-            label = f"{row['backend']}:{row['setting']}"
+            label = label_of(row)
             found.setdefault(label, {}).setdefault(row["size_bytes"], []).append(taken)
     return {
         label: {size: trials for size, trials in sizes.items() if len(trials) >= fewest}

@@ -1,9 +1,9 @@
 """Adds the trials of a run up to cells: what was lost, how sure that is, what a put costs and how much it takes.
 
-Pure: rows in, cells out. A cell is keyed by backend, setting, tier, namespace, workload, fault, lane and host. Counts
-are sums that skip nulls and are null only where every row is. The unit of a loss rate is the trial; on recorded faults
-it is the telling gap, losing if any of its crash states loses. Gaps of one recording may share their fate: beside the
-bound by gap stands the one by recording.
+Pure: rows in, cells out. A cell is keyed by backend, setting, tier, namespace, workload, fault, lane, host and URL.
+Counts are sums that skip nulls and are null only where every row is. The unit of a loss rate is the trial; on recorded
+faults it is the telling gap, losing if any of its crash states loses. Gaps of one recording may share their fate:
+beside the bound by gap stands the one by recording.
 
 Trials that could not be judged are counted, and said beside the verdict. What was seen in them is no judgement, but
 nothing is called kept or within against it: such a cell is unknown.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.checker import WINDOW_NOT_EXERCISED, WORST_FIRST
 from durabench.fault import FAULTS
-from durabench.row import Field, Row, loses
+from durabench.row import Field, Row, label, loses, names_of
 from durabench.statistics import loss_rate, quantile, quantile_by_trial
 from durabench_backends.contract import METADATA
 
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 NOT_POSSIBLE = "–"
 NOT_JUDGED = ("not rated", "not run", NOT_POSSIBLE)
 KEY = ("backend", "setting", "tier", "namespace", "workload", "fault", "lane", "host")
+"""What every cell has; `url` beside it tells somebody's backends apart."""
 SLOW_PUT_MS = 1.0
 """From here on a signal arrives within a put: fewer than half of the strikes inside one is then a doubt."""
 UNTOLD = "no crash state could have shown a loss: all were of moments after a later flush"
 _RESAMPLES = 200
 _MS = 1e6
 
-Key = tuple[str, str, str, str, str, str, str, str]
-"""The values of `KEY`."""
+Key = tuple[str, str, str, str, str, str, str, str, str | None]
+"""The values of `KEY`, and the URL."""
 Latencies = Callable[[Row], Sequence[int]]
 """The latencies in ns of a row, of which ``run``, ``samples_at`` and ``samples_n`` are given."""
 FloorOf = Callable[[str, "float | None"], "float | None"]
@@ -57,6 +58,7 @@ class Cell:
     fault: str
     lane: str
     host: str
+    url: str | None = None
     destroyed: str | None = None
     trials: int = 0
     trials_unknown: int = 0
@@ -115,8 +117,8 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """``backend:setting``."""
-        return f"{self.backend}:{self.setting}"
+        """``backend:setting``, with its URL where it is somebody's."""
+        return label({"backend": self.backend, "setting": self.setting, "url": self.url})
 
     @property
     def judged(self) -> bool:
@@ -137,6 +139,7 @@ CELL: Mapping[str, Field] = {
     "fault": Field("string", "", "as in the rows", required=True),
     "lane": Field("string", "", "as in the rows", required=True),
     "host": Field("string", "", "as in the rows", required=True),
+    "url": Field("string", "", "as in the rows"),
     "destroyed": Field("string", "", "the domain that the fault destroys"),
     "trials": Field("integer", "trials", "how many there were", required=True),
     "trials_unknown": Field("integer", "trials", "of them not judged, for a doubt", required=True),
@@ -281,7 +284,8 @@ def worst(verdicts: Iterable[str]) -> str:
 
 def _key(row: Mapping[str, Any]) -> Key:
     backend, setting, tier, namespace, workload, fault, lane, host = (str(row[name]) for name in KEY)
-    return backend, setting, tier, namespace, workload, fault, lane, host
+    url = row.get("url")  # schemas 1 and 2 have none
+    return backend, setting, tier, namespace, workload, fault, lane, host, None if url is None else str(url)
 
 
 def _without_trials(key: Key, entry: Mapping[str, Any]) -> Cell:
@@ -458,13 +462,14 @@ def _with_doubt(cell: Cell, found: Sequence[Cell], usual_ns: Mapping[Key, float 
 
 
 def _group(cell: Cell) -> tuple[str, ...]:
-    return cell.backend, cell.setting, cell.workload, cell.lane, cell.host
+    return cell.label, cell.workload, cell.lane, cell.host
 
 
 def _with_expectation(cell: Cell, expectations: Sequence[Expectation]) -> Cell:
     if cell.verdict != "broken":
         return cell
-    reasons = [known.reason for known in expectations if (known.setting, known.fault) == (cell.label, cell.fault)]
+    names = names_of(asdict(cell))
+    reasons = [known.reason for known in expectations if known.setting in names and known.fault == cell.fault]
     return replace(cell, expected=reasons[0]) if reasons else cell
 
 
@@ -472,7 +477,7 @@ def _ordered(found: Sequence[Cell]) -> list[Cell]:
     """Hosts, workloads, backends and settings in the order in which they first appear, faults by what they destroy."""
     place: dict[tuple[str, ...], int] = {}
     for cell in found:
-        for group in ((cell.host,), (cell.host, cell.workload), (cell.backend,), (cell.backend, cell.setting)):
+        for group in ((cell.host,), (cell.host, cell.workload), (cell.backend,), (cell.backend, cell.label)):
             place.setdefault(group, len(place))
     faults = {name: number for number, name in enumerate(FAULTS)}
     return sorted(
@@ -481,7 +486,7 @@ def _ordered(found: Sequence[Cell]) -> list[Cell]:
             place[cell.host,],
             place[cell.host, cell.workload],
             place[cell.backend,],
-            place[cell.backend, cell.setting],
+            place[cell.backend, cell.label],
             cell.namespace != METADATA,
             faults.get(cell.fault, len(faults)),
             cell.fault,

@@ -21,6 +21,7 @@ from durabench.report.cells import CELL, KEY, NOT_POSSIBLE, by_recording, counts
 from durabench.report.document import BROKEN, COULD_NOT_TELL, HELD, document
 from durabench.results import SCHEMA_VERSION, distinct
 from durabench.row import Field
+from durabench.row import label as label_of
 from durabench.statistics import boschloo, difference_by_trial, holm, permutation, smallest_permutation_p
 from durabench.workload import WORKLOADS
 from durabench_backends.contract import DATA, METADATA, Domain
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 SURE = 0.05
 """A p, adjusted for the number of tests, from which on a difference is no longer put down to chance."""
-MATCHED_BY = ("backend", "setting", "namespace", "workload", "fault")
+MATCHED_BY = ("backend", "setting", "url", "namespace", "workload", "fault")
 """What two cells must have in common to be about the same thing; ``lane`` and ``host`` make them comparable."""
 CONDITIONS = ("writers", "settle_s", "flush_delay_s", "server_kill")
 """Fields of a row in which trials that are compared must agree."""
@@ -102,7 +103,7 @@ class Pair:
     def name(self) -> str:
         """``backend:setting, fault, namespace``."""
         cell = self.cell
-        return f"{cell['backend']}:{cell['setting']}, {cell['fault']}, {cell['namespace']}"
+        return f"{label_of(cell)}, {cell['fault']}, {cell['namespace']}"
 
     @property
     def newly_broken(self) -> bool:
@@ -129,7 +130,7 @@ class Pair:
 
     def as_json(self) -> dict[str, Any]:
         """Its key, the comparison, and both cells."""
-        key = {name: self.cell[name] for name in (*MATCHED_BY, "lane", "host")}
+        key = {name: self.cell.get(name) for name in (*MATCHED_BY, "lane", "host")}
         return {**key, **{name: getattr(self, name) for name in COMPARISON}, "a": self.a, "b": self.b}
 
     def as_gated(self) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def _shares(rows: Sequence[Row]) -> list[float]:
 
 
 def _place(row: Json) -> Place:
-    return tuple(str(row[name]) for name in (*MATCHED_BY, "lane", "host"))
+    return tuple(str(row.get(name)) for name in (*MATCHED_BY, "lane", "host"))
 
 
 def _latencies(folder: Folder, row: Row) -> Sequence[int]:

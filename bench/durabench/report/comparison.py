@@ -13,6 +13,7 @@ from durabench.redact import redact_all
 from durabench.report.cells import FIELDS
 from durabench.report.compare import CHANGES, COMPARISON, MATCHED_BY, new_doubts
 from durabench.report.layout import cell_text, number, size_text
+from durabench.row import label as label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ def cell_rows(document: Json) -> Iterator[list[str]]:
     for cell in document["cells"]:
         if cell["change"] not in QUIET:
             p = "" if cell["p"] is None else f"{number(cell['p'])} ({number(cell['p_holm'])})"
-            name = f"{cell['backend']}:{cell['setting']}, {cell['fault']}, {cell['namespace']}"
+            name = f"{label_of(cell)}, {cell['fault']}, {cell['namespace']}"
             texts = [" ".join(cell_text(cell[side])) for side in ("a", "b")]
             yield [cell["change"], name, *texts, p, cell["why"] or ""]
 
@@ -102,7 +103,7 @@ def latency_rows(document: Json) -> Iterator[list[str]]:
             low, high = cell["put_p50_change_low_ms"], cell["put_p50_change_high_ms"]
             interval = "" if low is None else f" [{_signed(low)}, {_signed(high)}]"
             yield [
-                f"{cell['backend']}:{cell['setting']}, {cell['namespace']}",
+                f"{label_of(cell)}, {cell['namespace']}",
                 *(number(cell[side]["put_p50_ms"]) for side in ("a", "b")),
                 f"{_signed(cell['put_p50_change_ms'])}{interval}",
                 cell["latency"] or f"cannot tell: {cell['latency_why']}",

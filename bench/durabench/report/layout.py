@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from durabench.fault import FAULTS
+from durabench.row import label as label_of
+from durabench.row import setting_label
 from durabench.statistics import bound_text, trials_for_bound
 
 DASH = "–"
@@ -70,7 +72,7 @@ def _grid(title: str, members: Sequence[Json]) -> Grid:
     columns = _columns(members)
     rows: dict[tuple[str, str, str, str], dict[str, Json]] = {}
     for cell in members:
-        key = (cell["backend"], cell["setting"], cell["tier"], cell["namespace"])
+        key = (cell["backend"], setting_label(cell), cell["tier"], cell["namespace"])
         rows.setdefault(key, {})[_column(cell, columns)] = cell
     shown = [column for column in columns if column != "none" or _peace_failed(members)]
     return Grid(title, shown, [_line(key, cells, shown) for key, cells in rows.items()])
@@ -247,7 +249,7 @@ def findings(document: Json) -> list[str]:
     """
     grouped: dict[tuple[str, ...], list[str]] = {}
     for cell in document["cells"]:
-        where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
+        where = f"{label_of(cell)}, {cell['fault']}"
         if cell["verdict"] != "unknown" and cell["trials_unknown"]:
             said = (
                 f"{MARKS['unknown']} {cell['trials_unknown']:,} of {_counted(cell['trials'], 'trial')} unknown {where}"
@@ -265,7 +267,7 @@ def findings(document: Json) -> list[str]:
 
 
 def _dangling(cell: Json) -> str:
-    where = f"{cell['backend']}:{cell['setting']}, {cell['fault']}"
+    where = f"{label_of(cell)}, {cell['fault']}"
     orphans = _counted(cell["orphan"] or 0, "orphan")
     return f"{where}: {cell['dangling']} dangling (metadata whose data is gone), {orphans}"
 
@@ -276,7 +278,7 @@ def not_judged(document: Json) -> list[str]:
     for cell in document["cells"]:
         if cell["verdict"] in ("not run", "not rated"):
             by_fault = reasons.setdefault((cell["verdict"], cell["why"] or "no reason recorded"), {})
-            by_fault.setdefault(cell["fault"], {})[f"{cell['backend']}:{cell['setting']}"] = None
+            by_fault.setdefault(cell["fault"], {})[label_of(cell)] = None
     return [
         f"{verdict}: {why}: " + "; ".join(f"{fault} of {_some(list(settings))}" for fault, settings in by_fault.items())
         for (verdict, why), by_fault in reasons.items()

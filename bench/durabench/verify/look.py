@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from durabench.redact import redact
+from durabench import redact
 from durabench.verify import trouble
 from durabench.verify.asked import UsageError
 from durabench.verify.pages import ids_of, prefix_of
 from durabench.verify.verdict import NEEDS_PROBE, Report
-from durabench_backends import registry
+from durabench_backends import registry, urls
 from durabench_backends.contract import Check, Domain, Goal, Verifiable
 from durabench_backends.locate import MissingExtra, MissingProgram
 
@@ -66,7 +66,9 @@ def verify(
     """
     goal = goal or Goal()
     ignored = dict(ignore or {})
-    report = Report(redact(url), goal, goal, ignored=ignored)
+    redact.learn_environment()
+    redact.learn(url)
+    report = Report(redact.shown(url, user=False), goal, goal, ignored=ignored)
     try:
         target = _target(url)
         known_ids(target.backend, ignored)
@@ -84,8 +86,7 @@ def verify(
         return replace(report, unreached=trouble.line(url, error))
     promise = seen.backend.promise(seen.facts)
     asked_for = _probed(target, seen, effective) if probe else _not_probed(seen.backend)
-    hidden = trouble.secrets(url)
-    every = tuple(_without(hidden, check) for check in _one_per_id([*checks, *asked_for, *watched.checks]))
+    every = tuple(_without_secrets(check) for check in _one_per_id([*checks, *asked_for, *watched.checks]))
     return replace(report, checks=every, promise=promise, mock=_is_mock(seen.backend, every))
 
 
@@ -101,12 +102,12 @@ def known_ids(backend: type[Backend], asked: Iterable[str]) -> None:
 
 def _target(url: str) -> Target:
     try:
-        scheme = urlsplit(url).scheme
+        urlsplit(urls.escaped(url))
     except ValueError as error:
-        message = f"{redact(url)} is no URL: {error}"
+        message = f"{redact.shown(url, user=False)} is no URL: {redact.redact(str(error))}"
         raise UsageError(message) from None
-    if not scheme or "://" not in url:
-        message = f"{redact(url)} is no URL; write one of {registry.url_forms()}"
+    if urls.split(url) is None:
+        message = f"{redact.redact(url)} is no URL; write one of {registry.url_forms()}"
         raise UsageError(message)
     name = registry.name_for_url(url)
     return Target(url, name, registry.load(name))
@@ -133,7 +134,7 @@ def _open(target: Target) -> Backend:
     try:
         return target.backend.from_url(target.url)
     except ValueError as error:
-        message = f"{redact(target.url)}: {error}"
+        message = f"{redact.shown(target.url, user=False)}: {error}"
         raise UsageError(message) from None
 
 
@@ -204,9 +205,9 @@ def _one_per_id(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(found.values())
 
 
-def _without(hidden: frozenset[str], check: Check) -> Check:
+def _without_secrets(check: Check) -> Check:
     told: dict[str, Any] = {
-        name: trouble.without(hidden, value)
+        name: redact.KNOWN.hidden(value)
         for name, value in asdict(check).items()
         if value is not None and name not in ("id", "status")
     }

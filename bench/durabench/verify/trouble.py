@@ -1,22 +1,14 @@
-"""Why there was nothing to look at, in one line: the redacted URL, what was said, and the mend; and what a URL or the
-environment holds that must not be shown, even where somebody else's message quotes it without a name.
-"""
+"""Why there was nothing to look at, in one line: the redacted URL, what was said, and the mend."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from durabench.redact import MASK, redact
+from durabench.redact import redact, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-SHORTEST_IN_URL, SHORTEST_IN_ENVIRONMENT = 4, 8
-"""A shorter secret is not looked for as it is: it would be found everywhere."""
+    from collections.abc import Sequence
 
 
 class Mend(NamedTuple):
@@ -47,41 +39,13 @@ MENDS = (
 
 def line(url: str, error: Exception) -> str:
     """The one line about an error that ended a look."""
-    return f"{redact(url)}: {without(secrets(url), said(error))}; {_mend(error)}"
+    return f"{shown(url, user=False)}: {said(error)}; {_mend(error)}"
 
 
 def said(error: Exception) -> str:
     """What an error says, on one line."""
     lines = [" ".join(part.split()) for part in str(error).splitlines() if part.strip()]
     return redact("; ".join(lines)).rstrip(".;") if lines else type(error).__name__
-
-
-def secrets(url: str) -> frozenset[str]:
-    """Passwords and keys that a URL or the environment gives, as they are. A word that the URL shows anyway is none."""
-    try:
-        parts = urlsplit(url)
-        shown = {unquote(parts.username or ""), parts.hostname or "", *unquote(parts.path).split("/")}
-        given = [("password", unquote(parts.password or "")), *parse_qsl(parts.query)]
-    except ValueError:
-        return frozenset()
-    found = [value for name, value in given if len(value) >= SHORTEST_IN_URL and _tells(name, value)]
-    found += [
-        value
-        for name, value in os.environ.items()
-        if len(value) >= SHORTEST_IN_ENVIRONMENT and _tells(name, value) and not Path(value).exists()
-    ]  # PWD, PGPASSFILE and the like are paths: to mask them would mask what is looked at
-    return frozenset(found) - shown
-
-
-def without(hidden: Iterable[str], text: str) -> str:
-    """``text`` with each of ``hidden`` masked."""
-    for secret in sorted(hidden, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return text
-
-
-def _tells(name: str, value: str) -> bool:
-    return redact(f"{name}={value}") == f"{name}={MASK}"
 
 
 def _mend(error: Exception) -> str:

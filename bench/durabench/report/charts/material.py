@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from durabench.row import loses
+from durabench.row import label as label_of
+from durabench.row import loses, setting_label
 from durabench_backends.registry import BACKENDS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Material:
 
     def place(self, cell: Json) -> str:
         """``backend:setting``, with the host where there are several."""
-        label = f"{cell['backend']}:{cell['setting']}"
+        label = label_of(cell)
         return f"{label} @{cell['host']}" if len(self.hosts) > 1 else label
 
 
@@ -100,7 +101,7 @@ class Gathering:
         """Take one row."""
         if row.get("control") is not None:
             return
-        place = (row["host"], row["backend"], row["setting"], row["namespace"])
+        place = (row["host"], row["backend"], setting_label(row), row["namespace"])
         if row.get("samples_n") and row.get("destroyed") == "nothing" and row["lane"] == "here":
             taken = folder.samples(row.get("samples_at"), row.get("samples_n"))
             self._latencies.setdefault(place, array("q")).extend(taken)

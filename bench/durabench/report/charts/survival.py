@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from durabench.report import layout
 from durabench.report.charts import style
+from durabench.row import label as label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def sentence(document: Json) -> str:
     verdicts: dict[str, set[str]] = {}
     for cell in document["cells"]:
         if cell["trials"] and cell["fault"] != "none" and cell["destroyed"] not in ("flushed", "at-rest"):
-            verdicts.setdefault(f"{cell['backend']}:{cell['setting']}", set()).add(cell["verdict"])
+            verdicts.setdefault(label_of(cell), set()).add(cell["verdict"])
     if not verdicts:
         return "No fault was judged."
     broken = [label for label, seen in verdicts.items() if "broken" in seen]

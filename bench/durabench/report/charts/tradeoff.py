@@ -13,6 +13,7 @@ from durabench.fault import FAULTS
 from durabench.report.charts import labels, style
 from durabench.report.charts.loss_rate import counts
 from durabench.report.layout import number
+from durabench.row import setting_label
 from durabench.statistics import bound_text, quantile
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _window(material: Material, struck: Sequence[Json]) -> tuple[float, str]:
     """The p95 (or the longest) loss window of the worse part, and how sure it is."""
     worst, sure = 0.0, ""
     for cell in struck:
-        key = (cell["host"], cell["backend"], cell["setting"], cell["namespace"], cell["fault"])
+        key = (cell["host"], cell["backend"], setting_label(cell), cell["namespace"], cell["fault"])
         values = material.windows_s.get(key, ())
         _, of = counts(cell)
         all_lost = material.all_lost.get(key, 0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.report.cells import NOT_POSSIBLE
 from durabench.report.layout import size_text
+from durabench.row import label as label_of
 from durabench_backends.contract import RATED_DOMAINS
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def settings(material: Material) -> list[dict[str, Any]]:
     """Every setting of every host: promise (None: not recorded) and outcome per domain, latency per size."""
     grouped: dict[tuple[str, str], list[Json]] = {}
     for cell in material.cells:
-        grouped.setdefault((cell["host"], f"{cell['backend']}:{cell['setting']}"), []).append(cell)
+        grouped.setdefault((cell["host"], label_of(cell)), []).append(cell)
     planned, usual = _planned(material), _usual_sizes(material)
     return [
         {

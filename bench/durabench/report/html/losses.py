@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from durabench.report.cells import worst
+from durabench.row import label as label_of
 from durabench.row import loses
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Losses:
         if not bad or first.get("control") is not None:
             return
         verdict = worst(row["verdict"] for row in bad)
-        key = (first["host"], f"{first['backend']}:{first['setting']}", first["fault"], verdict)
+        key = (first["host"], label_of(first), first["fault"], verdict)
         group = self._groups.setdefault(key, Group(key[1], key[2], verdict))
         command = (
             f"durabench replay {shlex.quote(str(folder.path))} {first['trial']}" if self._kept(first, folder) else ""

@@ -21,6 +21,7 @@ from durabench.report.html.losses import Losses
 from durabench.report.html.raw import Rows
 from durabench.report.output import render as rendered
 from durabench.results import distinct
+from durabench.row import label as label_of
 from durabench.row import loses
 
 if TYPE_CHECKING:
@@ -143,13 +144,13 @@ def verdict(document: Json) -> str:
         recorded = f"{trials:,} trials were recorded" if trials else "No trial was recorded"
         return f"{recorded}: nothing was put through a fault, so nothing is known about what survives one."
     rated = [cell for cell in struck if cell["destroyed"] not in ("flushed", "at-rest")]
-    broken = [f"{cell['backend']}:{cell['setting']} ({cell['fault']})" for cell in rated if cell["verdict"] == "broken"]
+    broken = [f"{label_of(cell)} ({cell['fault']})" for cell in rated if cell["verdict"] == "broken"]
     faults = [name for name in FAULTS if any(cell["fault"] == name for cell in rated)]
-    settings = {(cell["backend"], cell["setting"]) for cell in rated}
+    settings = {label_of(cell) for cell in rated}
     subject = f"Of {len(settings)} settings put through {named(faults) if faults else 'a fault'}"
     if not broken:
         return f"{subject}, none broke its promise{_still(rated)}{_unjudged(rated)}."
-    count = len({label.partition(" ")[0] for label in broken})
+    count = len({label.rpartition(" (")[0] for label in broken})
     return f"{subject}, {count} broke {'its' if count == 1 else 'their'} promise: {named(broken)}{_unjudged(rated)}."
 
 
@@ -263,7 +264,7 @@ def limits(document: Json) -> list[str]:
     found = [
         "One machine: no replication, no failover, no network partition. Kept is evidence with a bound, never a proof.",
     ]
-    mocks = [f"{cell['backend']}:{cell['setting']}" for cell in cells if cell["verdict"] == "not rated"]
+    mocks = [label_of(cell) for cell in cells if cell["verdict"] == "not rated"]
     if mocks:
         found.append(f"Mocks have no disk and are not rated once their server would die: {named(mocks)}.")
     if lanes & {"guest", "swap"}:
