@@ -269,7 +269,8 @@ def words(a: Sequence[Json], b: Sequence[Json]) -> dict[str, list[str]]:
         **{name: list(every) for name, every in found.items()},
         "verdict": [*WORST_FIRST, "not run"],
         "change": list(CHANGES),
-        "tests_unit": ["trials", "gaps"],
+        "tests_unit": ["trials", "recordings"],
+        "loss_rate_unit": ["trial", "gap"],
         "latency": ["slower", "faster", "no difference"],
     }
 

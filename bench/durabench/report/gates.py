@@ -155,7 +155,7 @@ def _value(field: str, kind: str, text: str, words: Collection[str] | None) -> f
     return number
 
 
-RATES = ("loss_rate_low", "loss_rate_high", "p", "p_holm")
+RATES = ("loss_rate_low", "loss_rate_high", "recording_rate_low", "recording_rate_high", "p", "p_holm")
 """What nothing above 1 can be asked of: whoever does means per cent."""
 
 
