@@ -84,9 +84,12 @@ def url_forms(*, parts: bool = False) -> str:
     return ", ".join(f"{line.url.partition('?')[0]}{line.part}" if parts else line.url for line in lines if line.url)
 
 
+LONGEST_URL = 4096
+
+
 def nearest(word: str, known: Sequence[str]) -> str:
     """A clause that offers the nearest known names: ``did you mean a or b?``, else the whole list."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word[:100], known, n=3, cutoff=0.5)  # of long words it would take minutes
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
@@ -143,7 +146,14 @@ def setting_of(backend: type[Backend], name: str, setting: str) -> Setting:
 
 def name_for_url(url: str) -> str:
     """The name of the backend that a URL's scheme belongs to; UnknownBackend lists the known schemes."""
-    scheme = urlsplit(url).scheme
+    if len(url) > LONGEST_URL:
+        message = f"a URL of {len(url):,} characters: there are none longer than {LONGEST_URL:,}"
+        raise UnknownBackend(message)
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        message = "a URL whose host cannot be read: an address of IPv6 stands in brackets, [::1]"
+        raise UnknownBackend(message) from None
     for name, line in BACKENDS.items():
         if scheme in line.schemes:
             return name

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import tomllib
 import zlib
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,8 @@ LINE_BYTES = 1 << 20
 HISTORY_BYTES = 128 << 20
 """The largest history, unpacked."""
 _CHUNK_BYTES = 1 << 20
+LONGEST = 4096
+"""So many signs of a word are taken from a file; what is longer is no word of ours, and is cut."""
 _SAID = 120
 """So much of what is wrong is quoted in a message."""
 
@@ -32,6 +35,7 @@ _SAID = 120
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _ESCAPES = re.compile(rb"\\[^\"\\/]")
 """In JSON text: an escape of anything but a quote or a stroke."""
+_LONG = re.compile(rb'"[^"]{4096}')
 _HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
 """In JSON text: half of a pair, which may be without the other."""
 
@@ -48,6 +52,15 @@ def text(path: Path) -> str:
         message = f"{path} is larger than {DOCUMENT_BYTES >> 20} MiB: give the file that was meant"
         raise Malformed(message)
     return content.decode("utf-8")
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says that a person named. OSError; ValueError says what is wrong with it."""
+    try:
+        return tomllib.loads(text(path))
+    except RecursionError:
+        message = "nested too deeply"
+        raise ValueError(message) from None
 
 
 @contextmanager
@@ -146,15 +159,17 @@ def _no_number(word: str) -> NoReturn:
 
 def plain(raw: bytes) -> bool:
     """Whether nothing in a JSON text needs `shown`: a quick look, that may say no for nothing."""
-    return _ESCAPES.search(raw) is None and (raw.isascii() or _UNSEEN.search(raw.decode(errors="replace")) is None)
+    if _ESCAPES.search(raw) or _LONG.search(raw):
+        return False
+    return raw.isascii() or _UNSEEN.search(raw.decode(errors="replace")) is None
 
 
 def shown(value: Any) -> Any:
     r"""A JSON value of which every string is one line that can be shown: what would steer a terminal, break a line or
-    hide what follows it is spelled out (``\x1b``).
+    hide what follows it is spelled out (``\x1b``), and what is longer than any word of ours is cut.
     """
     if isinstance(value, str):
-        return _UNSEEN.sub(_spelled, value)
+        return _UNSEEN.sub(_spelled, value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
     if isinstance(value, dict):
         return {shown(name): shown(member) for name, member in value.items()}
     if isinstance(value, list):

@@ -103,7 +103,11 @@ def targets_of(text: str) -> list[Target]:
     """
     if "://" in text:
         name = registry.name_for_url(text)
-        registry.load(name).from_url(text)
+        found = registry.load(name)
+        try:
+            found.from_url(text)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         return [Target(name, LIVE, text)]
     name, _, setting = text.partition(":")
     if name not in registry.names() and setting:
