@@ -84,7 +84,7 @@ def url_forms(*, parts: bool = False) -> str:
     return ", ".join(f"{line.url.partition('?')[0]}{line.part}" if parts else line.url for line in lines if line.url)
 
 
-LONGEST_URL = 4096
+LONGEST_URL, LONGEST_NAME = 2048, 400
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -98,6 +98,9 @@ def load(name: str) -> type[Backend]:
 
     Raises UnknownBackend or MissingExtra, each with its mend.
     """
+    if len(name) > LONGEST_NAME:
+        message = f"a backend's name of {len(name):,} characters: there are none longer than {LONGEST_NAME}"
+        raise UnknownBackend(message)
     if name in BACKENDS:
         line = BACKENDS[name]
         return _import(name, line.target, line.extra)

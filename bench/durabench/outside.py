@@ -185,7 +185,8 @@ def _spelled(sign: re.Match[str]) -> str:
 def quoted(what: object) -> str:
     """A word of others in a message of ours: one line, shortened."""
     said = shown(str(what))
-    return repr(said if len(said) <= _SAID else f"{said[:_SAID]}…")
+    said = said if len(said) <= _SAID else f"{said[:_SAID]}…"
+    return repr(said) if isinstance(what, str) else str(said)
 
 
 def wrong(error: Exception) -> str:
