@@ -98,6 +98,9 @@ def url_forms(*, parts: bool = False) -> str:
     return ", ".join(f"{line.url.partition('?')[0]}{line.part}" if parts else line.url for line in lines if line.url)
 
 
+LONGEST_URL, LONGEST_NAME = 2048, 400
+
+
 def password_variables(url: str) -> tuple[str, ...]:
     """The variables of the environment that the client of a URL's backend takes a password from."""
     line = BACKENDS.get(name_for_url(url))
@@ -106,7 +109,7 @@ def password_variables(url: str) -> tuple[str, ...]:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """A clause that offers the nearest known names: ``did you mean a or b?``, else the whole list."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word[:100], known, n=3, cutoff=0.5)  # of long words it would take minutes
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
@@ -115,6 +118,9 @@ def load(name: str) -> type[Backend]:
 
     Raises UnknownBackend or MissingExtra, each with its mend.
     """
+    if len(name) > LONGEST_NAME:
+        message = f"a backend's name of {len(name):,} characters: there are none longer than {LONGEST_NAME}"
+        raise UnknownBackend(message)
     if name in BACKENDS:
         line = BACKENDS[name]
         return _import(name, line.target, line.extra)
@@ -163,6 +169,9 @@ def setting_of(backend: type[Backend], name: str, setting: str) -> Setting:
 
 def name_for_url(url: str) -> str:
     """The name of the backend that a URL's scheme belongs to; UnknownBackend lists the known schemes."""
+    if len(url) > LONGEST_URL:
+        message = f"a URL of {len(url):,} characters: there are none longer than {LONGEST_URL:,}"
+        raise UnknownBackend(message)
     scheme = url.partition("://")[0].lower()
     for name, line in BACKENDS.items():
         if scheme in line.schemes:

@@ -5,6 +5,7 @@ Pure, so that `durabench judge` can do it again from a stored history; what is r
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: s
         **outcome.by_namespace.get(namespace, {}),
         "verdict": verdict.verdict,
         "why": verdict.why,
-        "replay": f"durabench replay {folder} {plan.trial}",
+        "replay": f"durabench replay {shlex.quote(folder)} {plan.trial}",
     }
 
 

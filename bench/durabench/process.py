@@ -99,7 +99,17 @@ class Process:
         self._buffer += chunk
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = bytearray(rest)
-        return [{**json.loads(line), "t": now_ns} for line in lines if line.strip()]
+        return [{**self._event(line), "t": now_ns} for line in lines if line.strip()]
+
+    def _event(self, line: bytes | bytearray) -> dict[str, Any]:
+        """A line as an event; Died where it is none: somebody else wrote where only a driver tells."""
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("e"), str):
+            raise Died(self.last_words(f"said what is no event: {bytes(line[:200])!r}"))
+        return event
 
     @property
     def ended(self) -> bool:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from durabench import outside
+
 SHIPPED = ("quick", "full")
 
 
@@ -19,7 +21,7 @@ class ProfileError(ValueError):
 class Controls(BaseModel):
     """Settings whose outcome is known beforehand, as ``backend:setting``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     negative: str
     positive: str
     detector: str
@@ -28,7 +30,7 @@ class Controls(BaseModel):
 class PowerControls(BaseModel):
     """Settings whose outcome under power cuts is known: one that keeps everything, one that loses."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     negative: str
     positive: str
 
@@ -40,7 +42,7 @@ class Power(BaseModel):
     recordings.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     faults: Annotated[list[str], Field(min_length=1)]
     backends: Annotated[list[str], Field(min_length=1)]
     filesystems: Annotated[list[str], Field(min_length=1)]
@@ -64,7 +66,7 @@ class Power(BaseModel):
 class Profile(BaseModel):
     """A time budget (``budget_s``) or a number of trials per cell (``trials``; ``dear_trials`` for slow settings)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     backends: Annotated[list[str], Field(min_length=1)]
     faults: Annotated[list[str], Field(min_length=1)]
     controls: Controls
@@ -93,17 +95,17 @@ def load(name: str) -> Profile:
     """The shipped profile of that name, or the TOML file. ProfileError."""
     try:
         if name in SHIPPED:
-            text = (files("durabench") / "profiles" / f"{name}.toml").read_text()
+            found = tomllib.loads((files("durabench") / "profiles" / f"{name}.toml").read_text())
         else:
-            text = Path(name).read_text()
-        return Profile.model_validate(tomllib.loads(text))
+            found = outside.toml(Path(name))
+        return Profile.model_validate(found)
     except FileNotFoundError:
         message = f"no profile {name!r}; there are {', '.join(SHIPPED)}, or give a TOML file"
         raise ProfileError(message) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"profile {name}: {error}"
-        raise ProfileError(message) from error
     except ValidationError as error:
         mistakes = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'profile'}: {e['msg']}" for e in error.errors())
         message = f"profile {name}: {mistakes}"
         raise ProfileError(message) from None
+    except (OSError, ValueError) as error:
+        message = f"profile {name}: {error}"
+        raise ProfileError(message) from error

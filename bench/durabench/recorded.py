@@ -746,11 +746,11 @@ def _ended_early(status: int, words: str) -> Event:
 
 
 def again(
-    path: Path, plan: TrialPlan, events: Sequence[Event], state: str, position: int, laboratory: Laboratory
+    path: Path, plan: TrialPlan, events: Sequence[Event], state: vm.CrashState, laboratory: Laboratory
 ) -> Outcome:
     """One stored crash state once more: the same image, bit for bit, recovered and read in the plan's lane.
 
-    ``path`` is the kept recording, ``events`` the trial's stored history, ``state`` and ``position`` its row's.
+    ``path`` is the kept recording, ``events`` the trial's stored history, ``state`` its row's.
     """
     filesystem, unit_bytes = parse_filesystem(plan.filesystem)
     image = laboratory.folder.path / "base-again.img"
@@ -764,15 +764,18 @@ def again(
     made = Recorded(path.name.removesuffix(".gz"), recording, base, events, {}, filesystem, unit_bytes)
     image = laboratory.folder.path / "crash-again.img"
     with vm.CrashBuilder(base.image, recording, image.with_suffix(".durable")) as builder:
-        chosen = _state(state, position)
-        builder.build(chosen, image)
+        try:
+            builder.build(state, image)
+        except ValueError as error:
+            message = f"{path}: {error}"
+            raise vm.RecordingError(message) from None
         return _look(
-            made, plan, chosen, image, laboratory.lane(plan.lane, plan.filesystem), laboratory, time.monotonic()
+            made, plan, state, image, laboratory.lane(plan.lane, plan.filesystem), laboratory, time.monotonic()
         )
 
 
-def _state(words: str, position: int) -> vm.CrashState:
-    """A crash state from a row's ``state`` (`_look` writes it)."""
+def state_from(words: str, position: int) -> vm.CrashState:
+    """A crash state from a row's ``state`` (`_look` writes it). ValueError."""
     mode, seed, unit_bytes, *lie = words.split("/")
     lie_from = int(lie[0].removeprefix("lie:")) if lie else None
     return vm.CrashState(position, vm.Mode(mode), int(seed), int(unit_bytes), lie_from)

@@ -30,14 +30,17 @@ from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from durabench import outside, stored
 from durabench.host import commit_facts, machine8, machine_facts, why_no_latency
+from durabench.outside import Malformed
 from durabench.redact import as_json_lines, redact, redact_all, redact_argv
-from durabench.row import FLOOR, PLAN, ROW, Row, checked
+from durabench.row import FLOOR, FLOORS, PLANS, ROW, ROWS, Row, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +57,7 @@ __all__ = [
     "Differs",
     "Finished",
     "Folder",
+    "Malformed",
     "NewerSchema",
     "NotAFolder",
     "NotEmpty",
@@ -92,7 +96,6 @@ MUST_AGREE = ("machine", "versions", "commit", "plan")
 """Members of run.json in which a resumed run must equal the one that was begun (of the machine: its id)."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MEND = "give the folder that `durabench run` printed last"
 _SAMPLE_BYTES = 8
 _PART = ".part"
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -132,7 +135,7 @@ class ResultsFull(RuntimeError):
     """The disk of the results is full (exit 3). What was written before is kept and readable."""
 
 
-REFUSALS = (NotAFolder, NewerSchema, NotEmpty, NotWritable, Busy, Finished, Differs)
+REFUSALS = (NotAFolder, Malformed, NewerSchema, NotEmpty, NotWritable, Busy, Finished, Differs)
 """What a command answers with one line and exit 2; every message names the mend."""
 
 
@@ -219,7 +222,7 @@ class Folder:
             was = begun.run
             if "plan" in was:
                 was["plan"] = begun.plan()
-            _compare(path, was, json.loads(json.dumps(redact_all(dict(run)))))
+            _compare(path, was, outside.shown(json.loads(json.dumps(redact_all(dict(run))))))
             _cut_torn(begun)
         except BaseException:
             folder.close()
@@ -230,12 +233,10 @@ class Folder:
     def open(cls, path: Path) -> Folder:
         """An existing folder, for reading. NotAFolder, NewerSchema."""
         folder = cls(path)
-        version = folder.run.get("schema_version")
-        if not isinstance(version, int):
-            message = f"{path}/run.json has no schema_version: not a results folder; {_MEND}"
-            raise NotAFolder(message)
+        run = folder.run
+        version = run["schema_version"]
         if version > SCHEMA_VERSION:
-            wrote = folder.run.get("durabench")
+            wrote = run.get("durabench")
             needed = f"durabench {wrote} or newer, which wrote it" if wrote else "the durabench that wrote it, or newer"
             message = (
                 f"{path} has schema {version} and needs {needed}; this one knows schemas up to "
@@ -266,7 +267,7 @@ class Folder:
         ``attempt`` is 1 where it is missing, ``rows`` is counted here. ValueError for a row that `row.ROW` does not
         allow, and for rows of more than one trial; ResultsFull when there is no room.
         """
-        whole = [checked({"attempt": 1, **row, "rows": len(rows)}, ROW) for row in rows]
+        whole = [ROWS.checked({"attempt": 1, **row, "rows": len(rows)}) for row in rows]
         if len({(row["trial"], row["attempt"]) for row in whole}) != 1:
             message = "rows of exactly one trial are recorded at a time"
             raise ValueError(message)
@@ -274,11 +275,11 @@ class Folder:
 
     def append_floor(self, row: Mapping[str, Any]) -> None:
         """Record one floor measurement (`row.FLOOR`), on the disk when this returns."""
-        self._append("floors.jsonl", self._lines([checked(row, FLOOR)]))
+        self._append("floors.jsonl", self._lines([FLOORS.checked(row)]))
 
     def append_plan(self, row: Mapping[str, Any]) -> None:
         """Record one trial of a plan (`row.PLAN`), on the disk when this returns."""
-        self._append("plan.jsonl", self._lines([checked(row, PLAN)]))
+        self._append("plan.jsonl", self._lines([PLANS.checked(row)]))
 
     def write_plan(self, document: Mapping[str, Any]) -> None:
         """Write plan.json, once, before done.json: what the rows add up to, and what is recommended."""
@@ -304,7 +305,11 @@ class Folder:
 
     def has_recording(self, name: str) -> bool:
         """Whether the recording ``name`` is kept, so that its crash states can be rebuilt."""
-        return (self.path / "recordings" / f"{name}.gz").exists()
+        try:
+            with outside.opened(self.path, f"recordings/{stored.file_name(name)}.gz"):
+                return True
+        except (OSError, ValueError):
+            return False
 
     def finish(self, exit_status: int, **more: Any) -> None:
         """Write done.json, the last thing: from now on the folder never changes. Lets go of it.
@@ -355,33 +360,46 @@ class Folder:
 
     def each_trial(self, tally: Tally | None = None) -> Iterator[list[Row]]:
         """The rows of one whole trial after the other, for runs too large to hold; counts up ``tally`` meanwhile."""
-        return _whole_trials(self.path / "trials.jsonl", Tally() if tally is None else tally)
+        return _whole_trials(self.path, Tally() if tally is None else tally)
 
     def floors(self) -> list[Row]:
         """The floor measurements, in order; a torn last one is dropped."""
-        return _whole_lines(self.path / "floors.jsonl")[0]
+        return _whole_lines(self.path, "floors.jsonl", FLOORS)[0]
 
     def plan_rows(self) -> list[Row]:
         """The trials of a plan, in order; a torn last one is dropped."""
-        return _whole_lines(self.path / "plan.jsonl")[0]
+        return _whole_lines(self.path, "plan.jsonl", PLANS)[0]
 
     @property
     def plan_document(self) -> dict[str, Any] | None:
         """plan.json; None where this is no plan, or one that has not ended."""
         return member(self.path, "plan.json") if (self.path / "plan.json").exists() else None
 
+    @property
+    def whole_plan(self) -> dict[str, Any] | None:
+        """plan.json with all that is shown of a plan; None where there is none. NotAFolder where it lacks something."""
+        plan = self.plan_document
+        lacks = [name for name in ("machine", "seed", "goal", "floor") if plan is not None and plan[name] is None]
+        if lacks:
+            message = f"{self.path}/plan.json is not what durabench writes: it has no {lacks[0]}; {stored.MEND}"
+            raise NotAFolder(message)
+        return plan
+
     def samples(self, at: int | None, n: int | None) -> array[int]:
         """The latencies in ns that a row points to; empty where it has none, or where they are no longer there."""
         samples = array("q")
         if at is None or not n:
             return samples
-        with suppress(FileNotFoundError), (self.path / "samples.i64").open("rb") as file:
+        with suppress(FileNotFoundError), outside.opened(self.path, "samples.i64") as file:
+            if (at + n) * _SAMPLE_BYTES > os.fstat(file.fileno()).st_size:
+                return samples
             file.seek(at * _SAMPLE_BYTES)
-            found = file.read(n * _SAMPLE_BYTES)
-            if len(found) == n * _SAMPLE_BYTES:
-                samples.frombytes(found)
+            samples.frombytes(file.read(n * _SAMPLE_BYTES))
         if sys.byteorder == "big":
             samples.byteswap()
+        if len(samples) and min(samples) < 0:
+            message = f"{self.path / 'samples.i64'} is not what durabench writes: a latency below 0; {stored.MEND}"
+            raise Malformed(message)
         return samples
 
     @staticmethod
@@ -391,14 +409,24 @@ class Folder:
         return f"histories/{trial}.jsonl.gz" if attempt == 1 else f"histories/{trial}.{attempt}.jsonl.gz"
 
     def history(self, trial: int, attempt: int = 1) -> list[Event]:
-        """The events of a trial. FileNotFoundError where they are gone (a machine that crashed may keep rows only)."""
-        path = self._history_path(trial, attempt)
+        """The events of a trial. FileNotFoundError where they are gone (a machine that crashed may keep rows only).
+        Malformed.
+        """
+        name = self.history_name({"trial": trial, "attempt": attempt})
         try:
-            text = gzip.decompress(path.read_bytes()).decode()
-            return [json.loads(line) for line in text.splitlines()]
-        except (EOFError, gzip.BadGzipFile, ValueError):
-            message = f"{path} is torn"
+            lines = outside.unpacked(self.path, name).splitlines()
+        except EOFError:
+            message = f"{self.path / name} is torn"
             raise FileNotFoundError(message) from None
+        events = []
+        for number, line in enumerate(lines, 1):
+            try:
+                events.append(stored.event(line))
+            except ValueError as error:
+                where = f"{self.path / name}, line {number}"
+                message = f"{where} is not what durabench writes: {outside.wrong(error)}; {stored.MEND}"
+                raise Malformed(message) from None
+        return events
 
     def plan(self) -> list[Row]:
         """Every planned trial with all its members, in order, whatever schema it was written in."""
@@ -484,7 +512,9 @@ class Folder:
     def _full(self, error: OSError) -> Exception:
         if error.errno not in _NO_ROOM:
             return error
-        kept = sum(1 for _ in self.each_trial())
+        kept = 0
+        with suppress(Malformed):  # that there is no room is what must be told
+            kept = sum(1 for _ in self.each_trial())
         said = f"no room left for the results ({error.strerror}): {kept} trials are kept in {self.path} and can be read"
         return ResultsFull(f"{said}; make room, then go on with --resume {self.path}")
 
@@ -568,8 +598,8 @@ def distinct(folders: Iterable[Folder]) -> list[Folder]:
     best: dict[bytes, tuple[bool, int, Folder]] = {}
     for folder in folders:
         rows = folder.path / "trials.jsonl"
-        first = next((json.dumps(row) for row, _ in _lines_of(rows)), "")
-        digest = hashlib.sha256((folder.path / "run.json").read_bytes() + first.encode()).digest()
+        first = next((json.dumps(row) for row, _ in _lines_of(folder.path, "trials.jsonl", ROWS)), "")
+        digest = hashlib.sha256(outside.content(folder.path, "run.json") + first.encode()).digest()
         knows = (folder.finished, rows.stat().st_size if rows.exists() else 0, folder)
         if digest not in best or knows[:2] > best[digest][:2]:
             best[digest] = knows
@@ -586,7 +616,7 @@ def _cut_torn(folder: Folder) -> None:
     """Cut off what a crash left half-written, so that what is appended next stands on its own line."""
     tally = Tally()
     pointed = [_samples_end(row) for trial in folder.each_trial(tally) for row in trial]
-    floors, floors_end = _whole_lines(folder.path / "floors.jsonl")
+    floors, floors_end = _whole_lines(folder.path, "floors.jsonl", FLOORS)
     pointed += map(_samples_end, floors)
     ends = {
         "trials.jsonl": tally.whole_bytes,
@@ -629,54 +659,42 @@ def _differences(name: str, old: Any, new: Any) -> list[str]:
 
 
 def member(path: Path, name: str) -> dict[str, Any]:
-    """A JSON file of the folder. NotAFolder says what is wrong."""
+    """A document of the folder. NotAFolder says what is wrong."""
     if not path.exists():
-        message = f"{path} does not exist; {_MEND}"
+        message = f"{path} does not exist; {stored.MEND}"
         raise NotAFolder(message)
     try:
-        content = json.loads((path / name).read_bytes())
+        return stored.document(path, name)
     except (FileNotFoundError, NotADirectoryError):
-        message = f"{path} has no {name}: not a results folder; {_MEND}"
+        message = f"{path} has no {name}: not a results folder; {stored.MEND}"
         raise NotAFolder(message) from None
+    except Malformed as error:
+        raise NotAFolder(str(error)) from None
     except OSError as error:
-        message = f"{path / name} cannot be read: {error.strerror}; {_MEND}"
+        message = f"{path / name} cannot be read: {error.strerror}; {stored.MEND}"
         raise NotAFolder(message) from None
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        message = f"{path / name} is not what durabench writes; {_MEND}"
-        raise NotAFolder(message)
-    return content
 
 
 def _samples_end(row: Row) -> int:
     return (row["samples_at"] or 0) + (row["samples_n"] or 0) if row.get("samples_n") else 0
 
 
-def _lines_of(path: Path) -> Iterator[tuple[Row | None, int]]:
-    """Each line as a row, None where it is torn, with its length in bytes."""
-    if not path.is_file():  # a device or a pipe in its place may have no end
-        return
-    with path.open("rb") as file:
-        for line in file:
-            yield _row(line), len(line)
+def _lines_of(path: Path, name: str, schema: Schema) -> Iterator[tuple[Row | None, int]]:
+    """Each line of a file as a row, None where it is torn, with its length in bytes. Malformed."""
+    with suppress(FileNotFoundError), outside.opened(path, name) as file:
+        for number, line in enumerate(iter(partial(file.readline, outside.LINE_BYTES), b""), 1):
+            try:
+                yield schema.row(line) if line.endswith(b"\n") else None, len(line)
+            except ValueError as error:
+                message = f"{path / name}, line {number} is no row: {outside.wrong(error)}; {stored.MEND}"
+                raise Malformed(message) from None
 
 
-def _row(line: bytes) -> Row | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        row = json.loads(line.decode())  # of bytes it would first guess their encoding
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _whole_lines(path: Path) -> tuple[list[Row], int]:
+def _whole_lines(path: Path, name: str, schema: Schema) -> tuple[list[Row], int]:
     """The rows of all whole lines, and where the last of them ends."""
     rows: list[Row] = []
     at = whole = 0
-    for row, length in _lines_of(path):
+    for row, length in _lines_of(path, name, schema):
         at += length
         if row is not None:
             rows.append(row)
@@ -688,7 +706,7 @@ def _whole_trials(path: Path, tally: Tally) -> Iterator[list[Row]]:
     """Trials are all or nothing: rows count only where their trial has as many as it says."""
     seen: set[int] = set()
     at = 0
-    for key, lines in groupby(_lines_of(path), key=lambda line: _trial_of(line[0])):
+    for key, lines in groupby(_lines_of(path, "trials.jsonl", ROWS), key=lambda line: _trial_of(line[0])):
         group = list(lines)
         at += sum(length for _, length in group)
         rows = [row for row, _ in group if row is not None]
@@ -705,9 +723,7 @@ def _whole_trials(path: Path, tally: Tally) -> Iterator[list[Row]]:
 
 
 def _trial_of(row: Row | None) -> tuple[int, int] | None:
-    if row is None or not {"trial", "attempt", "rows"} <= row.keys():
-        return None
-    return row["trial"], row["attempt"]
+    return None if row is None else (row["trial"], row["attempt"])
 
 
 def _write(descriptor: int, content: bytes) -> None:

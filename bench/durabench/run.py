@@ -12,14 +12,17 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durabench import campaign, device, fault, judgement, profile, recorded, results, schedule
+import msgspec
+
+import durabench_vm as vm
+from durabench import campaign, device, fault, judgement, outside, profile, recorded, results, schedule, stored
 from durabench.campaign import Campaign, Interrupted, Prepared
 from durabench.ground import Ground
-from durabench.guest import Laboratory, NoMachine
+from durabench.guest import Laboratory, NoMachine, parse_filesystem
 from durabench.login import Logins, recorded_as
 from durabench.process import HarnessError
 from durabench.service import promise_from
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from durabench.history import Event
     from durabench.row import Row
     from durabench.schedule import Asked, Cell
     from durabench.service import Target
@@ -186,18 +190,34 @@ def _as_begun(options: Options) -> Options:
     folder = results.Folder.open(options.resume or LOCAL)
     results.refuse_finished(folder)
     begun = folder.run
-    asked: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in begun["asked"].items()
-    }
+    _need(folder, begun, "asked", "profile", "driver")
+    unknown = [name for name in begun["asked"] if name not in {field.name for field in fields(schedule.Asked)}]
+    if unknown:
+        message = f"{folder.path} is no run that can be gone on with: it was asked for {unknown[0]}; start a new one"
+        raise schedule.UsageError(message)
+    try:
+        asked = msgspec.convert(begun["asked"], schedule.Asked)
+    except msgspec.ValidationError as error:
+        raise _malformed(folder, f"asked: {outside.wrong(error)}") from None
     given = options.asked
     logins = Logins((*given.backends, *given.metadata, *given.data), options.password_file)
-    names = ("backends", "metadata", "data")
-    logins.refuse_others(each for name in names for each in asked[name])
-    asked |= {name: logins.all_of(asked[name]) for name in names}
-    directory = Path(begun["directory"]) if begun["directory"] else None
-    return replace(
-        options, asked=schedule.Asked(**asked), profile=begun["profile"], directory=directory, driver=begun["driver"]
-    )
+    logins.refuse_others((*asked.backends, *asked.metadata, *asked.data))
+    backends, metadata, data = map(logins.all_of, (asked.backends, asked.metadata, asked.data))
+    asked = replace(asked, backends=backends, metadata=metadata, data=data)
+    directory = Path(begun["directory"]) if begun.get("directory") else None
+    return replace(options, asked=asked, profile=begun["profile"], directory=directory, driver=begun["driver"])
+
+
+def _need(folder: results.Folder, document: Mapping[str, Any], *names: str) -> None:
+    """Malformed where run.json lacks what a command needs of it."""
+    lacks = [name for name in names if document.get(name) is None]
+    if lacks:
+        raise _malformed(folder, f"it has no {', '.join(lacks)}")
+
+
+def _malformed(folder: results.Folder, why: str) -> results.Malformed:
+    message = f"{folder.path}/run.json is not what durabench writes: {why}; {stored.MEND}"
+    return results.Malformed(message)
 
 
 def _carry_out(going: Campaign, options: Options, doubts: list[str]) -> Ran:
@@ -311,7 +331,9 @@ def replay(
     if trial not in planned:
         message = f"{folder.path} has no trial {trial}; it planned {len(planned)}, numbered from 0"
         raise schedule.UsageError(message)
-    plan = replace(TrialPlan.from_json(planned[trial]), attempt=2)
+    plan = replace(_planned(folder, planned[trial]), attempt=2)
+    _refuse_unlike(folder, plan)
+    _need(folder, folder.run, "machine")
     logins = logins or Logins()
     logins.refuse_others(target.url for target in plan.targets.values() if target.url)
     plan = replace(plan, metadata=recorded_as(plan.metadata, logins), data=recorded_as(plan.data, logins))
@@ -351,6 +373,8 @@ def _replay_recorded(
         why = (folder.done or {}).get("recordings_not_kept", {}).get(name, usual)
         message = f"trial {plan.trial} cannot be replayed: its recording is not kept ({why})"
         raise schedule.UsageError(message)
+    held = _held(folder, plan)
+    events = [] if late else _events(folder, plan, before["attempt"])
     where = f"victim put {plan.victim}" if late else f"recording {name}, position {before['position']}"
     say(f"trial {plan.trial}: {plan.metadata.label} {plan.fault}, {where}")
     ground = Ground(directory or folder.path.parent)
@@ -363,45 +387,94 @@ def _replay_recorded(
                 outcome = recorded.kill_on_slow_drive(plan, laboratory)
             else:
                 path = folder.path / "recordings" / f"{name}.gz"
-                events = folder.history(plan.trial, before["attempt"])
-                outcome = recorded.again(path, plan, events, before["state"], before["position"], laboratory)
+                outcome = recorded.again(path, plan, events, _state(folder, before), laboratory)
         finally:
             laboratory.close()
-    except NoMachine as error:
+    except (NoMachine, vm.RecordingError) as error:
         raise HarnessError(str(error)) from error
     finally:
         ground.close()
-    held = _held_again(folder.run["promises"], plan)
     return judgement.rows(outcome, held, before["host"], str(folder.path))
+
+
+def _planned(folder: results.Folder, row: Mapping[str, Any]) -> TrialPlan:
+    """The plan of a trial, from run.json. Malformed."""
+    try:
+        return TrialPlan.from_json(row)
+    except ValueError as error:
+        raise _malformed(folder, f"trial {row['trial']} of the plan: {outside.wrong(error)}") from None
+
+
+def _refuse_unlike(folder: results.Folder, plan: TrialPlan) -> None:
+    """Malformed where the plan of a trial names a lane or a file system that is none. UnknownFault."""
+    needs_machine = fault.load(plan.fault).needs_machine
+    try:
+        parse_filesystem(plan.filesystem)
+    except ValueError as error:
+        raise _malformed(folder, f"trial {plan.trial} of the plan: {outside.shown(str(error))}") from None
+    if plan.lane not in schedule.LANES or needs_machine != (plan.recording is not None):
+        where = f"{plan.fault} in lane {outside.quoted(plan.lane)}"
+        raise _malformed(folder, f"trial {plan.trial} of the plan is {where}, recording {plan.recording}")
+
+
+def _events(folder: results.Folder, plan: TrialPlan, attempt: int) -> list[Event]:
+    """The stored history of a trial, complete enough to be judged. FileNotFoundError, Malformed."""
+    events = folder.history(plan.trial, attempt)
+    try:
+        stored.refuse_incomplete(events)
+    except ValueError as error:
+        message = f"the history of trial {plan.trial} in {folder.path} is not what durabench writes: {error}"
+        raise results.Malformed(message) from None
+    return events
+
+
+def _state(folder: results.Folder, row: Row) -> vm.CrashState:
+    """The crash state that a row is of. Malformed."""
+    try:
+        return recorded.state_from(row["state"] or "", row["position"] or 0)
+    except ValueError:
+        state = outside.quoted(row["state"])
+        message = f"{folder.path}/trials.jsonl: trial {row['trial']}: {state} is no crash state; {stored.MEND}"
+        raise results.Malformed(message) from None
 
 
 def judge_again(folder: results.Folder) -> list[tuple[Row, Row | None]]:
     """Every recorded row with the row that its stored history gives now, None where that is gone. Runs nothing."""
-    promises = folder.run["promises"]
-    plans = {row["trial"]: TrialPlan.from_json(row) for row in folder.plan()}
-    _refuse_nameless(promises, plans.values())
+    plans = {row["trial"]: row for row in folder.plan()}
+    promises = folder.run.get("promises") or {}
+    _refuse_nameless(promises, [_planned(folder, row) for row in plans.values()])
     found: list[tuple[Row, Row | None]] = []
     for before in folder.each_trial():
-        plan = plans[before[0]["trial"]]
+        if before[0]["trial"] not in plans:
+            raise _malformed(folder, f"it did not plan trial {before[0]['trial']}, of which there are rows")
+        plan = _planned(folder, plans[before[0]["trial"]])
         try:
-            events = folder.history(plan.trial, before[0]["attempt"])
+            events = _events(folder, plan, before[0]["attempt"])
         except FileNotFoundError:
             found += [(row, None) for row in before]
             continue
-        held = _held_again(promises, plan)
+        held = _held(folder, plan, promises)
         outcome = Outcome(plan, events, driver=str(before[0]["driver"]))
         again = {row["namespace"]: row for row in judgement.rows(outcome, held, before[0]["host"], str(folder.path))}
         found += [(row, again[row["namespace"]]) for row in before]
     return found
 
 
-def _held_again(promises: Mapping[str, Any], plan: TrialPlan) -> dict[str, judgement.Held]:
-    """What each namespace of a recorded trial is judged by. Schemas 1 and 2 have no URL in the names of promises."""
-    found = {}
-    for namespace, target in plan.targets.items():
-        stored = promises[target.label if target.label in promises else _plain_label(target)]
-        found[namespace] = judgement.Held(promise_from(stored), bool(stored["versions"]))
-    return found
+def _held(
+    folder: results.Folder, plan: TrialPlan, promises: Mapping[str, Any] | None = None
+) -> dict[str, judgement.Held]:
+    """What each namespace was promised when the run began. Schemas 1 and 2 have no URL in the names of promises.
+    Malformed where run.json does not say.
+    """
+    known = (folder.run.get("promises") if promises is None else promises) or {}
+    held = {}
+    for name, target in plan.targets.items():
+        try:
+            found = known[target.label if target.label in known else _plain_label(target)]
+            held[name] = judgement.Held(promise_from(found), bool(found["versions"]))
+        except (KeyError, AttributeError):
+            raise _malformed(folder, f"it does not say what {outside.quoted(target.label)} promises") from None
+    return held
 
 
 def _refuse_nameless(promises: Mapping[str, Any], plans: Iterable[TrialPlan]) -> None:

@@ -6,6 +6,7 @@ shuffled by the campaign's seed, so that a disk that changes its mind changes it
 
 from __future__ import annotations
 
+from collections.abc import Sequence  # noqa: TC003 - read when what was asked is read from a folder
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from durabench_backends.contract import Domain
 from durabench_backends.locate import MissingExtra, MissingProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from durabench.profile import Profile
     from durabench_backends.contract import Command
@@ -113,8 +114,9 @@ def targets_of(text: str) -> list[Target]:
     if "://" in text:
         learn(text)
         name = registry.name_for_url(text)
+        found = registry.load(name)
         try:
-            registry.load(name).from_url(text)
+            found.from_url(text)
         except ValueError as error:
             raise UsageError(f"{shown(text)}: {error}") from None
         return [Target(name, LIVE, text)]

@@ -196,7 +196,7 @@ def writes_to(trace: Path, descriptor: str) -> list[int]:
         return [n for n, line in enumerate(lines) if (found := shown.match(line)) and _decode(found[1]) == descriptor]
 
 
-_LINE = re.compile(r"(\d+) +(.*)")
+_LINE = re.compile(r"(\d{1,10}) +(.*)")
 _RESUMED = re.compile(r"<\.\.\. (\w+) resumed>(.*)")
 _CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+)(?:<([^>]*)>(\(deleted\))?)?")
 _FD = re.compile(r"(AT_FDCWD|-?\d+)<([^>]*)>(\(deleted\))?")
@@ -236,11 +236,18 @@ class _Reader:
             if resumed := _RESUMED.match(text):
                 first, began = self.pending.pop(pid, (resumed[1] + "(", number))
                 text = first + resumed[2].lstrip()
-            if (parsed := _CALL.match(text)) and int(parsed[3]) >= 0:
-                opened = _shown(parsed[4] or "", parsed[5])
-                made = _Line(pid, parsed[1], _split(parsed[2]), int(parsed[3]), opened)
-                if (call := self._call(made)) is not None:
+            if (parsed := _CALL.match(text)) and not parsed[3].startswith("-"):
+                call = self._parsed(pid, parsed, number)
+                if call is not None:
                     yield Seen(call, began, number)
+
+    def _parsed(self, pid: int, parsed: re.Match[str], number: int) -> Call | None:
+        opened = _shown(parsed[4] or "", parsed[5])
+        try:
+            return self._call(_Line(pid, parsed[1], _split(parsed[2]), int(parsed[3]), opened))
+        except (LookupError, ValueError):
+            message = f"line {number + 1} of a trace cannot be read: what was called cannot be told"
+            raise process.HarnessError(message) from None
 
     def _call(self, line: _Line) -> Call | None:
         name = line.name

@@ -19,8 +19,10 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from durabench import fault as faults
-from durabench import workload
+from durabench import stored, workload
 from durabench.machine import DRIVER
 from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
 from durabench.service import READY_S, Service, Target, not_in_force
@@ -49,6 +51,9 @@ WINDOWS_SPANNED = 1.5
 SPIN_BELOW_S = 0.002
 VICTIM_S = 5.0
 """Where puts are so slow that the victim is not reached by then, the put that begins next is struck instead."""
+
+WRITERS_MAX, PUTS_MAX, WAIT_MAX_S = 1024, 1_000_000, 86_400.0
+"""Of a plan that is read from a folder."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,21 @@ class TrialPlan:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> TrialPlan:
-        """The plan of such a row."""
-        return cls(**{**row, "metadata": Target(**row["metadata"]), "data": Target(**row["data"])})
+        """The plan of such a row, whoever wrote it. ValueError says what is wrong with it."""
+        plan: TrialPlan = msgspec.convert(dict(row), cls)
+        if not (plan.trial >= 0 and plan.attempt >= 1 and 1 <= plan.writers <= WRITERS_MAX):
+            message = f"trial {plan.trial}, attempt {plan.attempt}, {plan.writers} writers"
+            raise ValueError(message)
+        waits_s = [plan.settle_s, plan.flush_delay_s, plan.pace_s, plan.write_s or 0.0]
+        if not (all(0 <= wait_s <= WAIT_MAX_S for wait_s in waits_s) and 1 <= (plan.puts or 1) <= PUTS_MAX):
+            message = f"trial {plan.trial} would wait or put without end"
+            raise ValueError(message)
+        if plan.server_kill not in ("tree", "main"):
+            message = f"trial {plan.trial} kills {plan.server_kill!r} of a server"
+            raise ValueError(message)
+        if plan.recording is not None:
+            stored.file_name(plan.recording)
+        return plan
 
 
 @dataclass(frozen=True)

@@ -373,8 +373,8 @@ def test_every_format_shows_the_same_comparison(recorded, monkeypatch, capsys, t
 
 def test_folders_of_runs_are_compared_as_one(recorded, monkeypatch, capsys, tmp_path):
     for side in ("before", "after"):
-        for name in ("x", "y"):
-            recorded(f"{side}/{name}", {("one", "kill-client"): (3, 0)}, run={"seed": name})
+        for seed, name in enumerate(("x", "y")):
+            recorded(f"{side}/{name}", {("one", "kill-client"): (3, 0)}, run={"seed": seed})
     assert typed(monkeypatch, "compare", tmp_path / "before", tmp_path / "after", "--format", "json") == 0
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
     assert (cell["a"]["trials"], cell["b"]["trials"]) == (6, 6)

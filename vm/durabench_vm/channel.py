@@ -302,8 +302,10 @@ class Channel:
     def _take(self, line: bytes) -> None:
         try:
             message = json.loads(line.lstrip(b"\0"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return  # half a line from before a reset
+        if not isinstance(message, dict):
+            return
         if "hello" in message:
             self._hellos.put(message["hello"])
         elif "process" in message:
@@ -312,7 +314,7 @@ class Channel:
                 process.take(message)
         else:
             with self._state_lock:
-                answers = self._answers.get(message["id"])
+                answers = self._answers.get(message.get("id", -1))
             if answers is not None:
                 answers.put(message)
 

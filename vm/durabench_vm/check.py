@@ -293,7 +293,7 @@ def _last(text: str) -> str:
 def _parsed(text: str) -> tuple[Any] | Finding:
     try:
         return (json.loads(text),)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Finding(GARBAGE, f"no JSON: {text[:200]!r}")
 
 

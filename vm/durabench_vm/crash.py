@@ -110,7 +110,7 @@ def _legal(recording: Recording, state: CrashState) -> None:
     if not 0 <= state.position <= len(recording):
         message = f"position {state.position} is not in the recording (0…{len(recording)})"
         raise ValueError(message)
-    if state.unit_bytes % recording.unit_bytes:
+    if state.unit_bytes <= 0 or state.unit_bytes % recording.unit_bytes:
         message = f"the drive declared {recording.unit_bytes} B as its unit: it does not tear at {state.unit_bytes} B"
         raise ValueError(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ MIB = 1 << 20
 SIZES = {"ext4": 64 * MIB, "xfs": 320 * MIB, "btrfs": 160 * MIB}  # the smallest that each is happy with
 PROGRAMS = {"ext4": "mkfs.ext4", "xfs": "mkfs.xfs", "btrfs": "mkfs.btrfs"}
 MKFS_S = 120
+OPTION = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.:-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,16 @@ class Filesystem:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME[:OPTION,…]`. ValueError for a name that is not one of the three."""
+        """Read `NAME[:OPTION,…]`. ValueError for a name that is not one of the three, and for what is no option."""
         name, _, options = text.partition(":")
         if name not in SIZES:
             message = f"no file system {name!r}: one of {', '.join(SIZES)}"
             raise ValueError(message)
-        return cls(name, tuple(option for option in options.split(",") if option))
+        found = tuple(option for option in options.split(",") if option)
+        if wrong := [option for option in found if not OPTION.fullmatch(option)]:
+            message = f"no mount option {wrong[0]!r}: a word, or a word=value without a path"
+            raise ValueError(message)
+        return cls(name, found)
 
     def __str__(self) -> str:
         """As `parse` reads it."""

@@ -14,9 +14,9 @@ import gzip
 import json
 import mmap
 import os
-import shutil
 import struct
 import tempfile
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import IO, TYPE_CHECKING, Any
@@ -32,6 +32,12 @@ HEAD = struct.Struct("<BBxxIqqQ")  # kind, flags, payload bytes, time_ns, offset
 LENGTH = struct.Struct("<I")
 FUA = 1
 CHUNK_BYTES = 1 << 20
+LOG_BYTES = 4 << 30
+"""The longest log that is unpacked: a run of some dozen puts is a hundredth of it."""
+ENTRIES = 4_000_000
+HEADER_BYTES = 1 << 16
+DISK_BYTES = 1 << 40
+UNITS = tuple(512 << shift for shift in range(8))
 
 
 class Kind(IntEnum):
@@ -93,12 +99,17 @@ class Recording:
             raise RecordingError(message)
         self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         self.header, start = _header(self._map, source)
-        self.size_bytes = int(self.header["size_bytes"])
-        self.unit_bytes = int(self.header["unit_bytes"])
+        self.size_bytes: int = self.header["size_bytes"]
+        self.unit_bytes: int = self.header["unit_bytes"]
         self._base: list[Entry] = []
         entries: list[Entry] = []
-        for entry in _entries(self._map, start):
-            (self._base if entry.kind is Kind.BASE else entries).append(entry)
+        try:
+            for entry in _entries(self._map, start):
+                _refuse_impossible(entry, self.size_bytes, len(entries))
+                (self._base if entry.kind is Kind.BASE else entries).append(entry)
+        except (ValueError, RecursionError) as error:
+            message = f"{source}: entry {len(entries)} is not what a power disk logs: {error}"
+            raise RecordingError(message) from None
         self.entries = tuple(entries)
         self._marks = [i for i, e in enumerate(entries) if e.kind is Kind.MARK]
         self._flushes = [i for i, e in enumerate(entries) if e.kind is Kind.FLUSH]
@@ -110,16 +121,17 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Open a log as the disk streamed it, or one made by `save`."""
-        file = path.open("rb")
-        if file.read(2) != b"\x1f\x8b":
+        """Open a log as the disk streamed it, or one made by `save`. RecordingError where it is neither: whoever made
+        the file, nothing of it is read beyond what it can be.
+        """
+        file: IO[bytes] = path.open("rb")
+        try:
+            if file.read(2) == b"\x1f\x8b":
+                file = _unpacked(file, path)
             return cls(file, path)
-        file.close()
-        plain = tempfile.TemporaryFile(prefix="durabench-recording-")  # noqa: SIM115  the Recording owns it
-        with gzip.open(path, "rb") as packed:
-            shutil.copyfileobj(packed, plain, CHUNK_BYTES)
-        plain.flush()
-        return cls(plain, path)
+        except BaseException:
+            file.close()
+            raise
 
     def save(self, path: Path, base: Path | None = None) -> None:
         """Write a compressed copy; with `base`, the base image goes into it too, and `write_base` gives it back."""
@@ -244,13 +256,41 @@ def _write_header(file: IO[bytes] | gzip.GzipFile, header: Mapping[str, Any]) ->
     file.write(MAGIC + LENGTH.pack(len(packed)) + packed)
 
 
+def _unpacked(packed: IO[bytes], source: Path) -> IO[bytes]:
+    """What a compressed log holds, in a file without a name; closes ``packed``."""
+    plain = tempfile.TemporaryFile(prefix="durabench-recording-")  # noqa: SIM115  the Recording owns it
+    packed.seek(0)
+    try:
+        with packed, gzip.GzipFile(fileobj=packed, mode="rb") as content:
+            while plain.tell() <= LOG_BYTES and (chunk := content.read(CHUNK_BYTES)):
+                plain.write(chunk)
+        plain.flush()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        plain.close()
+        message = f"{source}: damaged: {error}"
+        raise RecordingError(message) from None
+    if plain.tell() > LOG_BYTES:
+        plain.close()
+        message = f"{source}: unpacks to more than {LOG_BYTES >> 30} GiB, which no power disk logs"
+        raise RecordingError(message)
+    return plain
+
+
 def _header(view: mmap.mmap, source: Path) -> tuple[dict[str, Any], int]:
     if view[: len(MAGIC)] != MAGIC:
         message = f"{source}: not a recording, or of a newer form"
         raise RecordingError(message)
     start = len(MAGIC) + LENGTH.size
-    (length,) = LENGTH.unpack_from(view, len(MAGIC))
-    header = json.loads(view[start : start + length])
+    try:
+        (length,) = LENGTH.unpack_from(view, len(MAGIC))
+        header = json.loads(view[start : start + min(length, HEADER_BYTES)])
+        size, unit = header["size_bytes"], header["unit_bytes"]
+        possible = type(size) is int and 0 < size <= DISK_BYTES and type(unit) is int and unit in UNITS
+    except (struct.error, ValueError, LookupError, TypeError, RecursionError):
+        possible = False
+    if not possible:
+        message = f"{source}: its heading is not what a power disk writes"
+        raise RecordingError(message)
     return header, start + length
 
 
@@ -267,8 +307,24 @@ def _entries(view: mmap.mmap, at: int) -> Iterator[Entry]:
         elif kind is Kind.FLUSH:
             yield Entry(kind, time_ns, covers=where)
         else:
+            if kind in {Kind.WRITE, Kind.BASE} and payload != extent:
+                message = f"{payload} bytes of a write of {extent}"
+                raise ValueError(message)
             yield Entry(kind, time_ns, offset=where, length=extent, fua=fua, at=at)
         at += payload
+
+
+def _refuse_impossible(entry: Entry, size_bytes: int, number: int) -> None:
+    """ValueError for an entry that no disk of that size logs as its ``number``-th."""
+    if number >= ENTRIES:
+        message = f"more than {ENTRIES} of them"
+        raise ValueError(message)
+    if not 0 <= entry.covers <= number:
+        message = f"a flush of {entry.covers} writes, after {number}"
+        raise ValueError(message)
+    if not (entry.offset >= 0 and entry.offset + entry.length <= size_bytes):
+        message = f"{entry.length} bytes at {entry.offset} of a disk of {size_bytes}"
+        raise ValueError(message)
 
 
 def _base_chunks(base: Path) -> Iterator[tuple[int, bytes]]:

@@ -81,6 +81,7 @@ def _tell(error: Exception) -> NoReturn:
     from durabench.process import HarnessError
     from durabench.redact import redact
     from durabench.report import gates
+    from durabench_vm import RecordingError
 
     usage = (
         schedule.UsageError,
@@ -98,7 +99,8 @@ def _tell(error: Exception) -> NoReturn:
         planning.TraceError,
     )
     could_not = (
-        *(running.Unsupported, results.ResultsFull, HarnessError, MissingExtra, MissingProgram, OSError),
+        *(running.Unsupported, results.ResultsFull, HarnessError, RecordingError, MissingExtra),
+        *(MissingProgram, OSError),
         *(planning.NoRoom, device.Busy),
     )
     if isinstance(error, planning.NothingMeets):

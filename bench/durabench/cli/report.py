@@ -55,7 +55,7 @@ def report(
         from durabench.report import charts as drawings
 
         drawings.draw(document, folders, charts)
-    plans = [plan for folder in folders if (plan := folder.plan_document) is not None]
+    plans = [plan for folder in folders if (plan := folder.whole_plan) is not None]
     if plans:
         _with_plans(plans, document, outputs, alone=len(plans) == len(folders))
     else:

@@ -16,8 +16,10 @@ talk = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def stop(message: str, status: int) -> NoReturn:
-    """Leave with ``status`` and one line on stderr."""
-    print(f"durabench: {message}", file=sys.stderr)
+    """Leave with ``status`` and one line on stderr, whatever words of others are in the message."""
+    from durabench.outside import shown
+
+    print(f"durabench: {shown(message)}", file=sys.stderr)
     sys.exit(status)
 
 

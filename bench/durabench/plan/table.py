@@ -210,7 +210,7 @@ def crossing_line(one: Json) -> str:
     if one["below"] is not None:
         other = one["b"] if one["below"] == one["a"] else one["a"]
         return f"{one['below']} is faster than {other} at every size measured{_range(one)}{check}"
-    why = one["why"].replace(NONE_RELIABLE, f"{NONE_RELIABLE}{_range(one)}")
+    why = str(one["why"] or "not told").replace(NONE_RELIABLE, f"{NONE_RELIABLE}{_range(one)}")
     return f"{one['a']} and {one['b']}: {why}{check}"
 
 

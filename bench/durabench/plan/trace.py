@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from durabench import outside
+from durabench.row import LARGEST
 from durabench.workload import DATA_BYTES, DATA_EVERY_STEPS, METADATA_BYTES
 
 if TYPE_CHECKING:
@@ -87,9 +88,13 @@ def read(path: Path) -> Trace:
     changed. TraceError names the line and the field that is missing, negative or no number.
     """
     try:
-        content = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"--trace {path}: {error.strerror if isinstance(error, OSError) else 'no UTF-8 text'}"
+        content = outside.text(path)
+    except OSError as error:
+        message = f"--trace {path}: {error.strerror}"
+        raise TraceError(message) from None
+    except ValueError as error:
+        why = "no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        message = f"--trace {path}: {why}"
         raise TraceError(message) from None
     lines = _of_json(path, content) if content.lstrip().startswith("{") else _of_csv(path, content)
     steps = [_step(f"--trace {path}, line {number}", fields) for number, fields in lines]
@@ -100,13 +105,14 @@ def read(path: Path) -> Trace:
 
 
 def _of_json(path: Path, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-        except ValueError:
-            fields = None
+            fields = outside.json_of(line.encode())
+        except ValueError as error:
+            message = f"--trace {path}, line {number}: no JSON object: {outside.wrong(error)}"
+            raise TraceError(message) from None
         if not isinstance(fields, dict):
             message = f"--trace {path}, line {number}: no JSON object"
             raise TraceError(message)
@@ -114,7 +120,15 @@ def _of_json(path: Path, content: str) -> Iterator[tuple[int, Mapping[str, Any]]
 
 
 def _of_csv(path: Path, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(content))
+    reader = csv.DictReader(io.StringIO(content, newline=""))
+    try:
+        yield from _of_reader(path, reader)
+    except csv.Error as error:
+        message = f"--trace {path}, line {reader.line_num}: no CSV: {error}"
+        raise TraceError(message) from None
+
+
+def _of_reader(path: Path, reader: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     missing = [name for name in FIELDS if name not in (reader.fieldnames or ())]
     if missing:
         message = f"--trace {path}, line 1: the heading has no {', '.join(missing)} (it names {', '.join(FIELDS)})"
@@ -141,8 +155,8 @@ def _number(where: str, name: str, value: Any) -> int:
         number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
     except ValueError:
         number = None
-    if number is None or number < 0:
-        message = f"{where}: {name} is {value!r}, not a number of 0 or more"
+    if number is None or not 0 <= number <= LARGEST:
+        message = f"{where}: {name} is {outside.quoted(value)}, not a number of 0 or more"
         raise TraceError(message)
     return number
 
@@ -150,6 +164,6 @@ def _number(where: str, name: str, value: Any) -> int:
 def _truth(where: str, value: Any) -> bool:
     word = str(value).strip().lower()
     if word not in YES + NO:
-        message = f"{where}: changed is {value!r}, not true or false"
+        message = f"{where}: changed is {outside.quoted(value)}, not true or false"
         raise TraceError(message)
     return word in YES

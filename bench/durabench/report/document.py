@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from dataclasses import dataclass, field
 from math import log
@@ -50,7 +51,7 @@ class _Run:
 
     def rows(self) -> Iterator[Row]:
         """The rows, each with the run's name, and with the command that repeats its trial here, where that can be."""
-        replay = f"durabench replay {self.folder.path}"
+        replay = f"durabench replay {shlex.quote(str(self.folder.path))}"
         kept: dict[str, bool] = {}
         histories = self.folder.histories()
         for rows in self.folder.each_trial(self.tally):

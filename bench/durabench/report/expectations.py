@@ -10,10 +10,11 @@ A file of them::
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from durabench import outside
 
 _ROOM = Path(__file__).resolve().parents[2]
 OWN = _ROOM / "expected.toml" if (_ROOM.parent / "pyproject.toml").exists() else _ROOM / "not-a-checkout"
@@ -44,11 +45,11 @@ def load_expectations(path: Path | None = None) -> list[Expectation]:
         return []
     source = path or OWN
     try:
-        return _File.model_validate(tomllib.loads(source.read_text())).expected
+        return _File.model_validate(outside.toml(source)).expected
     except ValidationError as error:
         mistakes = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         message = f"{source}: {mistakes}; each [[expected]] has setting, fault and reason"
         raise ExpectationsError(message) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         message = f"{source} cannot be read: {error}; each [[expected]] has setting, fault and reason"
         raise ExpectationsError(message) from None

@@ -7,12 +7,12 @@ of: an orderly stop, on this host.
 
 from __future__ import annotations
 
-import json
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from durabench.results import NotAFolder
 from durabench.row import label as label_of
 from durabench.row import loses, setting_label
 from durabench_backends.registry import BACKENDS
@@ -138,7 +138,6 @@ def gather(document: Json, folders: Sequence[Folder]) -> Material:
 def _json(folder: Folder) -> dict[str, Any] | None:
     """plan.json of a folder that has one; what cannot be read is not drawn, and the chart says so."""
     try:
-        found = json.loads((folder.path / "plan.json").read_bytes())
-    except (OSError, ValueError):
+        return folder.plan_document
+    except NotAFolder:
         return None
-    return found if isinstance(found, dict) else None
