@@ -20,10 +20,10 @@ from durabench import fault as faults
 from durabench import floor, judgement, recorded, schedule
 from durabench.guest import Laboratory, NoMachine
 from durabench.host import machine8
-from durabench.judgement import Held
+from durabench.judgement import FailedControl, Held
 from durabench.process import HarnessError
 from durabench.row import loses
-from durabench.schedule import Visit
+from durabench.schedule import Key, Visit, key_of
 from durabench.service import Service
 from durabench.trial import CUT, HARNESS, Outcome, Site, TrialPlan, in_one_line, namespaces, run_trial, without_trial
 from durabench_backends.contract import Domain, Fact, Promise
@@ -340,23 +340,23 @@ class Campaign:
     """Why nothing could be reset here, although that was planned."""
     stop: threading.Event = field(default_factory=threading.Event)
     shelf: recorded.Shelf = field(init=False)
-    troubles: dict[tuple[Target, Target], str] = field(default_factory=dict)
+    troubles: dict[Key, str] = field(default_factory=dict)
     control_rows: list[Row] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     """Mistakes of the harness itself, in the order in which they were met: what was not met is not known (exit 3)."""
     _mail: queue.SimpleQueue[Mail] = field(default_factory=queue.SimpleQueue)
     _seconds: dict[tuple[Target, Target], list[float]] = field(default_factory=dict)
-    _counts: dict[tuple[Target, Target, str], int] = field(default_factory=dict)
+    _counts: dict[tuple[Key, str], int] = field(default_factory=dict)
     _futures: list[Future[None]] = field(default_factory=list)
-    _failures: dict[tuple[Target, Target], int] = field(default_factory=dict)
-    _whys: dict[tuple[Target, Target], str] = field(default_factory=dict)
+    _failures: dict[Key, int] = field(default_factory=dict)
+    _whys: dict[Key, str] = field(default_factory=dict)
     _recordings_s: list[float] = field(default_factory=list)
     _recorded: Sequence[Row] = ()
     """The rows of the run that is resumed."""
     _done: int = 0
     _broken: int = 0
     _began: float = field(default_factory=time.monotonic)
-    _doubt: str | None = None
+    _failed: list[FailedControl] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sys.setswitchinterval(SWITCH_S)
@@ -437,8 +437,7 @@ class Campaign:
     def _record_all(self, grouped: Sequence[Sequence[TrialPlan]], laboratory: Laboratory) -> None:
         waiting: list[Future[None]] = []
         for plans in grouped:
-            key = (plans[0].metadata, plans[0].data)
-            if key in self.troubles or (not plans[0].control and self._left_s() < self._recording_s()):
+            if key_of(plans[0]) in self.troubles or (not plans[0].control and self._left_s() < self._recording_s()):
                 continue
             waiting.append(self._submit_recording(plans, laboratory))
             while sum(not future.done() for future in waiting) >= self.at_once:
@@ -469,9 +468,11 @@ class Campaign:
         whys = dict.fromkeys(row["why"] or "" for row in recorded if row["verdict"] == "unknown")
         self.errors += [why for why in whys if why.startswith(HARNESS)]
         for trial in {row["trial"] for row in recorded if not row["control"]} & set(plans):
-            plan = plans[trial]
-            key = (plan.metadata, plan.data, plan.fault)
-            self._counts[key] = self._counts.get(key, 0) + 1
+            self._count(plans[trial])
+
+    def _count(self, plan: TrialPlan) -> None:
+        key = (key_of(plan), plan.fault)
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     def _leave(self) -> None:
         """Wait, within bounds, for the trials in flight: their machines end what they started."""
@@ -497,14 +498,14 @@ class Campaign:
         taken: set[tuple[Target, Target, str]] = set()
         for plan in members:
             key = (plan.metadata, plan.data)
-            if key in self.troubles:
+            if key_of(plan) in self.troubles:
                 continue
             if self.dear(key):
                 # By budget a dear pair gets one trial of each fault in every so many rounds.
                 if self.budget_s is not None and (number % self.dear_every_rounds or (*key, plan.fault) in taken):
                     continue
                 taken.add((*key, plan.fault))
-                if self.budget_s is None and self._counts.get((*key, plan.fault), 0) >= (
+                if self.budget_s is None and self._counts.get((key_of(plan), plan.fault), 0) >= (
                     self.dear_trials or len(self.plans)
                 ):
                     continue
@@ -534,23 +535,28 @@ class Campaign:
         self._doubt_if_controls_failed(here_only=True)
 
     def _doubt_if_controls_failed(self, *, here_only: bool = False) -> None:
-        names = self.failed_controls(here_only=here_only)
-        if names:
-            self._doubt = f"a control failed: {', '.join(names)}"
-            self.say(self._doubt)
+        self._failed = self._failed_controls(here_only=here_only)
+        if self._failed:
+            self.say(f"a control failed: {', '.join(one.phrase for one in self._failed)}")
 
-    def failed_controls(self, *, here_only: bool = False) -> list[str]:
+    def failed_controls(self) -> list[str]:
         """Controls that did not do what they must, or did not run at all, each with why."""
-        failed = judgement.failed_controls(self.control_rows)
+        return [one.phrase for one in self._failed_controls()]
+
+    def _failed_controls(self, *, here_only: bool = False) -> list[FailedControl]:
         ran = {row["trial"] for row in self.control_rows}
         missing = [
             plan for plan in self.plans if plan.control and plan.trial not in ran and not (here_only and plan.recording)
         ]
         if self.no_machine:
             missing = [plan for plan in missing if plan.recording is None]
-        whys = [self._whys.get((plan.metadata, plan.data), "stopped") for plan in missing]
-        pairs = zip(missing, whys, strict=True)
-        return failed + [f"{plan.control} ({plan.metadata.label}: did not run: {why})" for plan, why in pairs]
+        return judgement.failed_controls(self.control_rows) + list(dict.fromkeys(map(self._did_not_run, missing)))
+
+    def _did_not_run(self, plan: TrialPlan) -> FailedControl:
+        on = f" on {plan.filesystem}" if plan.recording is not None else ""
+        why = self._whys.get(key_of(plan), "stopped")
+        phrase = f"{plan.control} ({plan.metadata.label}{on}: did not run: {why})"
+        return FailedControl(plan.lane, plan.filesystem if plan.recording is not None else None, phrase)
 
     def _round(self, number: int, plans: Sequence[TrialPlan]) -> bool:
         """One round; False when the budget is spent.
@@ -633,20 +639,23 @@ class Campaign:
         """Tell what kept a visit from its end; a pair that is struck out gets no other."""
         visit, why, strikes, error = trouble
         self.say(f"{visit.key[0].label}: {why}")
-        self._failures[visit.key] = self._failures.get(visit.key, 0) + strikes
-        self._whys[visit.key] = why
+        key = key_of(visit.plans[0])
+        self._failures[key] = self._failures.get(key, 0) + strikes
+        self._whys[key] = why
         if error is not None:
             self.errors.append(error)
-        if self._failures[visit.key] >= BRING_UPS:
-            self.troubles[visit.key] = why
+        if self._failures[key] >= BRING_UPS:
+            self.troubles[key] = why
 
     def _record(self, outcome: Outcome) -> None:
         """Write a trial down: its history, its latencies, its rows."""
         plan = outcome.plan
         key = (plan.metadata, plan.data)
         events = outcome.events
-        if self._doubt and plan.control is None:
-            events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": self._doubt}]
+        failed = [one.phrase for one in self._failed if plan.control is None and one.voids(plan)]
+        if failed:
+            why = f"a control failed: {', '.join(failed)}"
+            events = [*events, {"e": "doubt", "t": time.monotonic_ns(), "why": why, "voids": True}]
             outcome = replace(outcome, events=events)
         words = held(plan, self.prepared), self._host_of(plan), str(self.folder.path)
         rows, events, error = judged(outcome, *words)
@@ -664,7 +673,7 @@ class Campaign:
             self.control_rows += rows
             return
         self._seconds.setdefault(key, []).append(outcome.duration_s)
-        self._counts[(*key, plan.fault)] = self._counts.get((*key, plan.fault), 0) + 1
+        self._count(plan)
         self._done += 1
         self._broken += any(row["verdict"] == "broken" for row in rows)
         self.progress(self._done, self._broken, f"{plan.metadata.label} {plan.fault}")
@@ -682,9 +691,10 @@ class Campaign:
         """Cells that were planned and got no trial, with why."""
         found = []
         for cell in self.cells:
-            if cell.verdict is None and not self._counts.get((*cell.targets, cell.fault)):
-                recorded_fault = faults.load(cell.fault).needs_machine
-                why = (self.no_machine if recorded_fault else None) or self._whys.get(cell.targets, "budget")
+            recorded_fault = faults.load(cell.fault).needs_machine
+            key = (*cell.targets, cell.filesystem if recorded_fault else None)
+            if cell.verdict is None and not self._counts.get((key, cell.fault)):
+                why = (self.no_machine if recorded_fault else None) or self._whys.get(key, "budget")
                 found.append(schedule.not_run(cell, why))
         return found
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from durabench import checker, fault
 from durabench.history import from_events
 from durabench.row import label as label_of
+from durabench.row import loses
 from durabench.statistics import quantile
 from durabench_backends.contract import DATA, METADATA, Domain, Promise
 
@@ -152,22 +153,43 @@ def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
     }
 
 
-def failed_controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The controls among ``rows`` that say that the campaign cannot be trusted, each in a phrase.
+@dataclass(frozen=True)
+class FailedControl:
+    """A control that did not do what it must: in which lane, on which file system made for it (None: the disk under
+    test), in a phrase.
+    """
 
-    What must keep must have kept in every trial; what must lose, in at least one of those of the same kind and fault.
+    lane: str
+    filesystem: str | None
+    phrase: str
+
+    def voids(self, plan: TrialPlan) -> bool:
+        """Whether a trial cannot be believed for it: all, where the harness on this host failed; else those that were
+        looked at in the same way.
+        """
+        return self.lane == "here" or (self.lane, self.filesystem) == (plan.lane, plan.filesystem)
+
+
+def failed_controls(rows: Sequence[Mapping[str, Any]]) -> list[FailedControl]:
+    """The controls among ``rows`` that failed.
+
+    What must keep must have kept in every trial; what must lose, in at least one of those of the same kind and fault,
+    in every lane and on every file system.
     """
     grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault((row["control"], label_of(row), row["fault"]), []).append(row)
+        where = (row["lane"], row["filesystem"] or "") if row.get("recording") is not None else ("here", "")
+        grouped.setdefault((row["control"], label_of(row), row["fault"], *where), []).append(row)
     failed = []
-    for (kind, label, name), members in grouped.items():
+    for (kind, label, name, lane, filesystem), members in grouped.items():
         held = {
             "negative": all(row["verdict"] == "kept" for row in members),
-            "positive": any(row["lost"] or row["unavailable"] for row in members),
+            "positive": any(loses(row) or row["unavailable"] for row in members),
             "detector": any(row["lost"] and row["corrupt"] for row in members),
         }
         if not held[kind]:
             worst = next((row for row in members if row["verdict"] != "kept"), members[0])
-            failed.append(f"{kind} ({label}, {name}: {worst['why']})")
+            on = f" on {filesystem}" if filesystem else ""
+            phrase = f"{kind} ({label}, {name}{on}: {worst['why']})"
+            failed.append(FailedControl(lane, filesystem or None, phrase))
     return failed

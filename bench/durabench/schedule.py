@@ -274,7 +274,8 @@ def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPl
     for _ in range(_rounds(sum(times), asked, profile) if here else 0):
         made += [_plan(cell, asked, profile) for cell, number in zip(here, times, strict=True) for _ in range(number)]
     if on_disk:
-        made += _power_controls(on_disk[0], asked, profile)
+        for like in {(cell.lane, cell.filesystem): cell for cell in reversed(on_disk)}.values():
+            made += _power_controls(like, asked, profile)
         made += _recordings(on_disk, asked, profile)
     return [_numbered(plan, number, asked) for number, plan in enumerate(made)]
 
@@ -337,8 +338,8 @@ def _controls(asked: Asked, profile: Profile) -> list[TrialPlan]:
 
 
 def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPlan]:
-    """Crash states whose outcome is known: the right way survives, no flush loses, a lying drive loses even the right
-    way.
+    """Crash states whose outcome is known, in the lane and on the file system of a cell: the right way survives, no
+    flush loses, a lying drive loses even the right way.
     """
     if faults.load(like.fault).late_flushes:  # images are looked at where that is fastest, whatever is killed alive
         like = replace(like, lane=asked.lane or guest.default_lane())
@@ -352,7 +353,7 @@ def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPla
         (positive, "cut-power", "positive"),
     ):
         plan = _plan(replace(like, metadata=target, data=target, fault=fault), asked, profile)
-        name = f"control-{target.label}"
+        name = f"control-{target.label}-{like.filesystem}".replace(":", "_")
         plan = replace(plan, workload="append", writers=1, settle_s=0.0, flush_delay_s=0.0, puts=CONTROL_PUTS)
         made += [replace(plan, control=control, recording=name)] * CONTROL_STATES
     return made
@@ -446,6 +447,15 @@ def rounds(made: Sequence[TrialPlan], *, by_budget: bool, round_kills: int = 1) 
     live = list({(plan.metadata, plan.data, plan.fault): plan for plan in trials}.values())
     size = sum(round_trials(live, round_kills)) if by_budget else len(live) * VISIT_TRIALS
     return [trials[at : at + size] for at in range(0, len(trials), size)] if size else []
+
+
+Key = tuple[Target, Target, str | None]
+"""What is given up together: a pair of targets, and the file system made for it, None on the disk under test."""
+
+
+def key_of(plan: TrialPlan) -> Key:
+    """Of a trial's pair, and of the file system that its crash state is on."""
+    return plan.metadata, plan.data, plan.filesystem if plan.recording is not None else None
 
 
 def recordings(made: Sequence[TrialPlan]) -> list[list[TrialPlan]]:

@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from durabench import judgement
+from durabench import judgement, profile, schedule
 from durabench.results import Folder
+from durabench.service import Target
+from durabench.trial import TrialPlan
 
 HERE = Path(__file__).parent
+FILES = Target("files", "fsync-dir")
 
 
 @pytest.fixture
@@ -81,7 +85,42 @@ def test_a_control_that_fails_makes_the_run_unknown(kind, label, ran):
     ],
 )
 def test_what_a_control_must_show(row, doubtful):
-    whole = {"backend": "files", "setting": "rename", "fault": "none", "why": "so it was", "unavailable": False, **row}
-    failed = judgement.failed_controls([whole])
+    failed = judgement.failed_controls([control(**row)])
     assert bool(failed) == doubtful
-    assert all(row["control"] in phrase and "so it was" in phrase for phrase in failed)
+    assert all(row["control"] in one.phrase and "so it was" in one.phrase for one in failed)
+
+
+def control(**row):
+    where = {"lane": "here", "filesystem": None, "recording": None}
+    whole = {"backend": "files", "setting": "rename", "fault": "none", "why": "so it was", "unavailable": False}
+    return {**whole, **where, **row}
+
+
+def test_a_control_is_asked_of_every_file_system_and_voids_what_was_looked_at_in_the_same_way():
+    loses = {"control": "positive", "verdict": "no-promise", "lost": 3, "corrupt": 0, "recording": "r", "lane": "loop"}
+    rows = [control(**loses, filesystem="ext4"), control(**{**loses, "lost": 0}, filesystem="xfs")]
+    (failed,) = judgement.failed_controls(rows)
+    assert (failed.lane, failed.filesystem) == ("loop", "xfs")
+    assert "on xfs" in failed.phrase
+    plan = TrialPlan(0, 1, FILES, FILES, "append", "cut-power", lane="loop", filesystem="xfs", recording="r")
+    assert failed.voids(plan)
+    assert not failed.voids(replace(plan, filesystem="ext4"))
+    assert not failed.voids(replace(plan, lane="here", filesystem=None, recording=None))
+    (here,) = judgement.failed_controls([control(control="negative", verdict="broken", lost=1, corrupt=0)])
+    assert here.voids(plan), "the harness itself failed"
+
+
+def test_a_campaign_has_controls_in_every_lane_and_on_every_file_system_that_it_uses():
+    asked = schedule.Asked(backends=("files:fsync-dir", "sqlite:wal-full"), faults=("cut-power",), trials=3)
+    chosen = profile.load("full")
+    cells = [
+        schedule.Cell(*schedule.targets_of(name) * 2, "cut-power", "loop", filesystem)
+        for name in asked.backends
+        for filesystem in ("ext4", "xfs", "btrfs:unit=4096")
+    ]
+    plans = [plan for plan in schedule.plans(cells, asked, chosen) if plan.control]
+    seen = {(plan.filesystem, plan.control, plan.fault) for plan in plans}
+    assert len(seen) == 9
+    assert {filesystem for filesystem, *_ in seen} == {"ext4", "xfs", "btrfs:unit=4096"}
+    names = {(plan.recording, plan.filesystem) for plan in plans}
+    assert len({name for name, _ in names}) == len(names), "no two file systems share a recording"
