@@ -433,7 +433,7 @@ def test_somebodys_database_is_planned_with_and_left_as_it_was(tmp_path, typed, 
     status, out, err = typed("plan", "--quick", *words, "--format", "json")
     assert status in (0, 3), err
     plan = json.loads(out)
-    assert [one["label"] for one in plan["candidates"]] == ["sqlite:live"]
+    assert [one["label"] for one in plan["candidates"]] == [f"sqlite:live ({url})"]
     assert {entry["size_bytes"] for entry in plan["sweep"]} == {1024, 4096}
     assert not any(entry["compacted_how"] for entry in plan["sweep"]), "nobody's file is rewritten"
     with sqlite3.connect(path) as connection:

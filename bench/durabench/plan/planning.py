@@ -137,7 +137,7 @@ def _refuse_taken(out: Path | None) -> None:
 
 
 def _refuse_twins(chosen: Sequence[Candidate]) -> None:
-    labels = [one.label for one in chosen]
+    labels = [f"{one.target.backend}:{one.target.setting}" for one in chosen]
     twins = {label for label in labels if labels.count(label) > 1}
     if twins:
         raise UsageError(f"{', '.join(sorted(twins))} twice: one URL of each kind at a time")
