@@ -33,7 +33,7 @@ from durabench.guest import (
 )
 from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
 from durabench.service import ANSWER_S, Service, Target, not_in_force, promise_from
-from durabench.trial import SETTLE_AFTER_STRIKE_S, VICTIM_S, VICTIMS, Outcome, TrialPlan, namespaces
+from durabench.trial import SETTLE_AFTER_STRIKE_S, VICTIM_S, VICTIMS, Outcome, TrialPlan, keys_to_read, namespaces
 from durabench_backends.contract import METADATA, Domain, Fact
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ def kill_on_slow_drive(plan: TrialPlan, laboratory: Laboratory, stop: Callable[[
             events += [strike, {"e": "struck", "t": time.monotonic_ns(), "where": writing.struck()}]
             placed.daemons.clear()
             began_ns = time.monotonic_ns()
-            answer = _serve(placed, plan, base.folders, laboratory, _keys(events))
+            keys, sampled = keys_to_read(events, plan.seed)
+            events += sampled
+            answer = _serve(placed, plan, base.folders, laboratory, keys)
             events += _as_read(_at(answer), identities(writing.events), began_ns)
     except (vm.GuestLost, vm.AgentError, vm.PowerDiskError, TimeoutError) as error:
         raise HarnessError(" ".join(str(error).split())[-600:]) from error
@@ -562,7 +564,9 @@ def _look(
     events.append({"e": "strike", "t": at_ns, "fault": plan.fault})
     events.append({"e": "struck", "t": at_ns, "where": "inside" if inside else "after"})
     events += _not_in_force(plan, recorded.events)
-    left = _read(recorded, plan, image, lane, laboratory, _keys(events))
+    keys, sampled = keys_to_read(events, plan.seed)
+    events += sampled
+    left = _read(recorded, plan, image, lane, laboratory, keys)
     if any(event["e"] == "down" for event in left):
         why = _undamaged_fails(recorded, plan, image, lane, laboratory)
         if why:  # what the surroundings do to every disk says nothing of this one
@@ -581,14 +585,6 @@ def _look(
         },
         by_namespace=told(recorded, state.position, state.lie_from),
     )
-
-
-def _keys(events: Sequence[Event]) -> dict[str, list[str]]:
-    keys: dict[str, set[str]] = {}
-    for event in events:
-        if event["e"] == "armed":
-            keys.setdefault(event["ns"], set()).add(event["key"])
-    return {namespace: sorted(some) for namespace, some in keys.items()}
 
 
 def _read(
