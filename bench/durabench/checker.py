@@ -563,9 +563,10 @@ def _table(
     in_peace_s = promise.may_lose_s.get(Domain.NOTHING)
     forgot = finding.in_peace > 0 and in_peace_s is not None and (not in_peace_s or finding.in_peace_s > in_peace_s)
     yield forgot, "broken", f"{counts}, {finding.in_peace} of it before anything was struck: {details}"
-    doubtful, doubt = bool(finding.doubts), "; ".join(finding.doubts[:DETAILS_MAX])
-    yield not finding.acked_before_strike, "unknown", doubt or "nothing was acknowledged before the strike"
 
+    doubtful, doubt = bool(finding.doubts), "; ".join(finding.doubts[:DETAILS_MAX])
+    nothing = f"nothing was acknowledged before the strike{f': {doubt}' if doubtful else ''}"
+    yield not finding.acked_before_strike, "unknown", nothing
     window_s = promise.may_lose_s.get(destroyed)
     if window_s is None:
         yield doubtful, "unknown", doubt

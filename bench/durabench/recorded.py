@@ -523,8 +523,7 @@ def _prove(recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, labo
     """
     key = (plan.lane, plan.filesystem, *plan.targets.values())
     if key not in laboratory.undamaged:
-        why = _undamaged_fails(recorded, plan, image, lane, laboratory)
-        if why:
+        for why in _undamaged_fails(recorded, plan, image, lane, laboratory).values():
             message = f"the undamaged disk does not come up in lane {plan.lane} on {recorded.filesystem.name}: {why}"
             raise HarnessError(message)
         laboratory.undamaged.add(key)
@@ -532,10 +531,26 @@ def _prove(recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, labo
 
 def _undamaged_fails(
     recorded: Recorded, plan: TrialPlan, image: Path, lane: vm.Lane, laboratory: Laboratory
-) -> str | None:
+) -> dict[str, str]:
+    """The namespaces that cannot be read on the disk as it was before the first put either, and why."""
     vm.copy_sparse(recorded.base.image, image)
     events = _read(recorded, plan, image, lane, laboratory, {})
-    return next((event["why"] for event in events if event["e"] in ("down", "doubt")), None)
+    failed = [event for event in reversed(events) if event["e"] in ("down", "doubt")]
+    return {name: event["why"] for event in failed for name in event.get("ns", plan.targets)}
+
+
+def _without_surroundings(left: Sequence[Event], fails: Mapping[str, str], plan: TrialPlan) -> list[Event]:
+    """What was found, but that what the surroundings do to every disk says nothing of this one: where the undamaged
+    disk ``fails`` too, a namespace is not down but in doubt. What was read of the others stands.
+    """
+    found: list[Event] = []
+    for event in left:
+        names = list(event.get("ns", plan.targets)) if event["e"] == "down" else []
+        guilty = [name for name in names if name not in fails]
+        found += [] if names and not guilty else [{**event, "ns": guilty} if names else event]
+        whys = dict.fromkeys(fails[name] for name in names if name in fails)
+        found += [{**_doubt(f"the undamaged disk fails too: {why}"), "t": event["t"]} for why in whys]
+    return found
 
 
 def _look(
@@ -568,9 +583,7 @@ def _look(
     events += sampled
     left = _read(recorded, plan, image, lane, laboratory, keys)
     if any(event["e"] == "down" for event in left):
-        why = _undamaged_fails(recorded, plan, image, lane, laboratory)
-        if why:  # what the surroundings do to every disk says nothing of this one
-            left = [{"e": "doubt", "t": left[-1]["t"], "why": f"the undamaged disk fails too: {why}", "voids": False}]
+        left = _without_surroundings(left, _undamaged_fails(recorded, plan, image, lane, laboratory), plan)
     events += left
     return Outcome(
         plan,
@@ -627,12 +640,14 @@ def _as_read(answer: list[Event], before: Mapping[str, str], began_ns: int) -> l
 
 
 def _job(recorded: Recorded, plan: TrialPlan, laboratory: Laboratory, keys: Mapping[str, list[str]]) -> Any:
-    """How an image is read: by one lasting process where stores are embedded, else by servers started on it."""
+    """How an image is read: by one lasting process where the store is embedded, else by servers started on it. Of two
+    stores each has a reader of its own: one that hangs or crashes takes the answer of the other one with it.
+    """
     machine = cast("Machine", _Elsewhere())
     services = {
         name: Service(machine, target, Path(recorded.base.folders[name])) for name, target in plan.targets.items()
     }
-    if all(service.embedded for service in services.values()):
+    if len(set(plan.targets.values())) == 1 and services[METADATA].embedded:
         env = driver_env(list(plan.targets.values()), plan.workload)
         request = _read_order(plan, services, keys)
         return vm.Job((*DRIVER, "--lasting"), env=env, deadline_s=UP_S + ANSWER_S, lasting=True, request=request)

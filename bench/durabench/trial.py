@@ -462,61 +462,71 @@ class _Cycle:
     # --- reloading
 
     def _reload(self, fault: faults.Fault) -> None:
-        """Read all that is left in a process that never wrote."""
+        """Read all that is left in a process that never wrote; of two stores each by itself, for one may be silent."""
         began_ns = time.monotonic_ns()
         keys, sampled = keys_to_read(self.events, self.plan.seed)
         self.events += sampled
         order = {**self.site.order(self.plan), "do": "read", "keys": keys}
         order["sizes"] = fault.destroys is Domain.NOTHING
-        events, answer = self._read_back(order)
-        first = next((event for event in events if event["e"] == "listing"), None)
+        identity: dict[str, str] = {}
+        for service in self.site.distinct:
+            targets = {name: one for name, one in order["targets"].items() if self.site.services[name] is service}
+            if targets:
+                answer = self._read_back({**order, "targets": targets}, service)
+                self.sizes |= answer.get("sizes", {})
+                identity |= answer.get("identity", {})
+        first = next((event for event in self.events if event["e"] == "listing"), None)
         if first is not None:
             self.events.append({"e": "up", "t": first["t"], "recovery_ns": first["t"] - began_ns})
-        self.events += [self._with_last_words(event) for event in events]
         if fault.destroys >= Domain.SERVER and (stranger := self.site.machine.stranger()):
             self.note("doubt", why=stranger, voids=True)
-        self.sizes = answer.get("sizes", {})
-        self._compare_identities(fault, answer.get("identity", {}))
+        self._compare_identities(fault, identity)
 
-    def _read_back(self, order: Mapping[str, Any]) -> tuple[list[Event], Event]:
-        """A reader's events, with what it said last; of a second one where the first was lost on the way.
+    def _read_back(self, order: Mapping[str, Any], service: Service) -> Event:
+        """What a reader said last; what it read is recorded, of a second one where the first was lost on the way.
 
-        A reader that hangs or crashes does so in the store: the store is down. One that was ended from outside, or by a
-        fault of its own, says nothing of the store. Died.
+        A reader that hangs or crashes does so in the store: the store is down, as is one whose server has ended. One
+        that was ended from outside, or by a fault of its own, says nothing of the store. Died.
         """
         for again in (True, False):
-            reader = self._reader()
+            reader, asked = self._reader(), time.monotonic()
             with suppress(Died):  # what ended meanwhile is seen by its silence
                 reader.send(order)
             events: list[Event] = []
-            end = self._end(READY_S + READ_S)
-            while time.monotonic() < end and not reader.ended and not is_answered(events):
+            gone, end = False, self._end(READY_S + READ_S)
+            while time.monotonic() < end and not (reader.ended or gone or is_answered(events)):
                 events += reader.receive(0.2)
+                gone = self.site.machine.dead_daemon(service.root) is not None
             if is_answered(events):
-                return self._answered(reader, events)
+                return self._answered(reader, events, order)
             hung = not reader.ended
             crashed = not hung and -reader.wait(READ_S) in CRASHES
             why = reader.last_words("did not answer in time" if hung else f"the reader ended with {reader.exit_code}")
-            if hung and not self.site.machine.left_s(1.0):
+            silent = not events and time.monotonic() - asked >= READY_S
+            if hung and not (gone or silent or self.site.machine.left_s(1.0)):
                 break  # that its visit has had its share says nothing of the store
             if hung or (crashed and not again):
-                return [*events, self._down(why)], {}
+                self._found(events, order, "its server has ended" if gone else why)
+                return {}
+        self._found(events, order)
         raise Died(why)
 
-    def _answered(self, reader: Process, events: list[Event]) -> tuple[list[Event], Event]:
+    def _answered(self, reader: Process, events: list[Event], order: Mapping[str, Any]) -> Event:
         answer = events.pop()
         if answer["e"] == "done":
             self._drivers.remove(reader)
             self.site.reader = reader
-        elif answer["ours"]:
-            self.events += events
+        self._found(events, order, None if answer["e"] == "done" or answer["ours"] else answer["why"])
+        if answer["e"] != "done" and answer["ours"]:
             raise HarnessError(f"the reader failed: {answer['why']}")
-        else:
-            events.append(self._down(answer["why"]))
-        return events, answer
+        return answer
 
-    def _down(self, why: str) -> Event:
-        return {"e": "down", "t": time.monotonic_ns(), "ns": sorted(self.site.services), "why": why}
+    def _found(self, events: Sequence[Event], order: Mapping[str, Any], down: str | None = None) -> None:
+        """Record what a reader told, and that its store is down; whatever comes of the trial, it is evidence."""
+        self.events += [self._with_last_words(event) for event in events]
+        if down is not None:
+            event = {"e": "down", "t": time.monotonic_ns(), "ns": sorted(order["targets"]), "why": down}
+            self.events.append(self._with_last_words(event))
 
     def _with_last_words(self, event: Event) -> Event:
         """Of a store that is down, the last words of its own server, where that has ended."""

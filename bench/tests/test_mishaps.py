@@ -35,10 +35,11 @@ def _toys(monkeypatch):
 def outcomes(tmp_path):
     """Runs trials of one setting in one visit; what they left."""
 
-    def run(label, fault, number=1, workload="append", **words):
+    def run(label, fault, number=1, workload="append", metadata=None, data=None, **words):
         target = Target(*label.rsplit(":", 1))
         peace = {"puts": 200, "write_s": 0.5} if fault == "none" else {}
-        plans = [TrialPlan(each, each, target, target, workload, fault, **peace) for each in range(number)]
+        pair = metadata or target, data or target
+        plans = [TrialPlan(each, each, *pair, workload, fault, **peace) for each in range(number)]
         ground, told = Ground(tmp_path / "disk"), []
         try:
             campaign.run_visit(schedule.Visit(plans), ground, told.append, threading.Event(), **words)
@@ -119,6 +120,37 @@ def test_a_visit_that_hangs_is_cut_and_says_so_in_its_history(outcomes, no_lefto
     assert [row["verdict"] for row in rows_of(one)] == ["unknown"]
     assert trouble.strikes == 1
     assert trouble.why.startswith(f"{trial.CUT} of 10 s, with 1 of its 5 trials: ")
+
+
+def test_a_server_that_ends_instead_of_coming_up_is_a_finding_within_any_share(outcomes):
+    one, *_ = outcomes("toys:Stubborn:rename", "kill-server", share_s=20.0)
+    (row,) = rows_of(one)
+    assert (row["verdict"], row["unavailable"]) == ("broken", True)
+    assert "the log is damaged, I will not start" in row["why"]
+
+
+def test_a_store_that_was_silent_for_its_whole_deadline_is_down_though_the_share_is_spent(outcomes, monkeypatch):
+    monkeypatch.setattr(trial, "READY_S", 2.0)
+    one, *_ = outcomes("toys:Mute:rename", "kill-client", share_s=8.0)
+    assert [row["verdict"] for row in rows_of(one)] == ["broken"]
+
+
+@pytest.mark.parametrize("silent", ["metadata", "data"])
+def test_of_two_stores_the_silent_one_is_down_and_the_other_one_is_read(silent, outcomes, monkeypatch):
+    monkeypatch.setattr(trial, "READY_S", 1.0)
+    monkeypatch.setattr(trial, "READ_S", 1.0)
+    other = {"data" if silent == "metadata" else "metadata": Target("files", "fsync-dir")}
+    (one,) = outcomes("toys:Mute:rename", "kill-client", workload="agent", **other)
+    said = {row["namespace"]: (row["verdict"], row["unavailable"]) for row in rows_of(one)}
+    assert said.pop(silent) == ("broken", True)
+    assert list(said.values()) == [("kept", False)]
+
+
+def test_what_a_reader_told_before_it_was_cut_is_evidence(outcomes, monkeypatch):
+    """The first key is gone, the second one hangs."""
+    one, *_ = outcomes("toys:Leaky:fsync-dir", "kill-client", share_s=8.0)
+    (row,) = rows_of(one)
+    assert (row["verdict"], row["lost"]) == ("broken", 1)
 
 
 def test_a_server_that_was_not_stopped_in_order_for_time_is_not_read_as_if_it_had_been(outcomes, no_leftovers):

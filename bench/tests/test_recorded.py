@@ -225,6 +225,27 @@ def test_a_state_that_does_not_come_up_where_the_undamaged_disk_does_not_either_
     assert why.startswith("the undamaged disk fails too: will not mount: no loop device")
 
 
+def down(namespace):
+    return {"e": "down", "ns": [namespace], "why": f"{namespace}: NotReady"}
+
+
+@pytest.mark.parametrize(
+    "state, undamaged, verdict",
+    [
+        (["data"], ["data"], "broken"),
+        ([METADATA], ["data"], "broken"),
+        ([METADATA], [METADATA], "unknown"),
+    ],
+)
+def test_what_fails_on_the_undamaged_disk_too_takes_nothing_from_the_other_namespace(state, undamaged, verdict, judged):
+    """step-0 is lost where metadata is read; where metadata is down, only its own undamaged disk excuses it."""
+    read = [] if METADATA in state else [{"e": "listing", "ns": METADATA, "keys": []}]
+    read += [] if METADATA in state else [{"e": "reading", "ns": METADATA, "key": "step-0", "value": None}]
+    last = {"e": "done", "identity": {}, "sizes": {}}
+    left, base = ([*events, last] for events in ([*read, *map(down, state)], list(map(down, undamaged))))
+    assert judged(EMPTY, vm.Checked(left, 0.1), vm.Checked(base, 0.1))[0] == verdict
+
+
 @pytest.mark.parametrize("what", ["machine lost", "harness failed", "job failed", "garbage"])
 def test_what_the_lane_or_the_reader_did_is_never_held_against_the_store(what, judged):
     verdict, why, _ = judged(EMPTY, vm.Finding(what, "as it happens"))

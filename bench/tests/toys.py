@@ -272,3 +272,28 @@ class Lingering(Listening):
         *argv, code, port = command.argv
         deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{code}"
         return (Command("daemon", (*argv, deaf, port)),)
+
+
+class Mute(Files):
+    """Once it was written to, it opens for nobody, and does not say so."""
+
+    def open(self, namespace: str) -> Store:
+        if namespace.startswith("t") and (self._directory / namespace).exists():
+            time.sleep(3600)
+        return super().open(namespace)
+
+
+class Leaky(Files):
+    """Forgets its first checkpoint, and hangs at the second one."""
+
+    def open(self, namespace: str) -> Store:
+        store = super().open(namespace)
+        get = store.get
+
+        def leaky(key: str) -> bytes | None:
+            if key.endswith("000001"):
+                time.sleep(3600)
+            return None if key.endswith("000000") else get(key)
+
+        store.get = leaky  # type: ignore[method-assign]
+        return store
