@@ -6,18 +6,18 @@ import bisect
 from random import Random
 from typing import TYPE_CHECKING
 
-from durabench_model.contents import BLOCK, Drawn, Part, compose, torn, whole
-from durabench_model.log import BYTES, Entry, Kind
+from durabench_model.contents import BLOCK, Drawn, Part, blocks_of, compose, torn, whole
+from durabench_model.log import BYTES, Kind
 from durabench_model.states import NEEDS_COMMIT, TORN, Class, Node, State
 
 if TYPE_CHECKING:
-    from durabench_model.rules import Model
+    from durabench_model.medium import Medium
 
 
 class Choice:
     """One draw: which of the open changes are there. What a class asks for is the same under every profile."""
 
-    def __init__(self, model: Model, state: State, changes: list[int]) -> None:
+    def __init__(self, model: Medium, state: State, changes: list[int]) -> None:
         self.model, self.state, self.changes = model, state, changes
         self.entries = model.log.entries
         self.rng = Random(f"{state.seed}/{state.kind}/{model.profile}")
@@ -113,7 +113,7 @@ class Posix(Choice):
 
 
 class Ext4(Choice):
-    def __init__(self, model: Model, state: State, changes: list[int]) -> None:
+    def __init__(self, model: Medium, state: State, changes: list[int]) -> None:
         super().__init__(model, state, changes)
         self.journal = self._commit()  # names and sizes before this entry are there
         nothing = not changes or changes[0] >= self.journal  # no commit is needed to be without what was not journalled
@@ -259,8 +259,3 @@ class _Storage:
     def reach(self, blocks: range) -> int:
         """The first of these blocks without storage."""
         return next((block for block in blocks if not self.has(block)), blocks.stop)
-
-
-def blocks_of(entry: Entry) -> range:
-    """The blocks that a write is about."""
-    return range(entry.b // BLOCK, -(-(entry.b + entry.length) // BLOCK))

@@ -16,6 +16,11 @@ KEEP_SIZE, PUNCH, ZERO = 1, 2, 0x10
 """Modes of fallocate(2)."""
 
 
+def blocks_of(entry: Entry) -> range:
+    """The blocks that a write is about."""
+    return range(entry.b // BLOCK, -(-(entry.b + entry.length) // BLOCK))
+
+
 class Part(NamedTuple):
     """What of one change is there: of a write some units and the size that it left, of another all or nothing."""
 

@@ -338,7 +338,9 @@ def _record(asked: argparse.Namespace) -> NoReturn:
             acknowledged=re.compile(asked.acknowledged.encode()) if asked.acknowledged else None,
             limit_bytes=asked.limit_bytes,
         )
-        pid = recorder.start(asked.command, user=asked.user)
+        pid = recorder.start(
+            asked.command, user=asked.user, env={**os.environ, **dict(e.split("=", 1) for e in asked.env)}
+        )
         recorder.run(pid, deadline_s=asked.deadline)
         recorder.close(pid)
         status = 0
@@ -362,6 +364,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit-bytes", type=int, default=LIMIT_BYTES, help="the log's largest size")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="the program is ended after so long")
     parser.add_argument("--user", type=_user, metavar="UID:GID", help="whom the program runs as (root only)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set for the program alone")
     parser.add_argument("command", nargs="+", metavar="CMD")
     return parser
 
