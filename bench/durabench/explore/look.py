@@ -163,15 +163,15 @@ class Look:
         """The suspects whose path is not as it was acknowledged. Paths that were changed since are in doubt, unless
         they were to be replaced whole: then old and new are right.
         """
+        if state.position < self.promises[0]:
+            return set()
         model = self._reference
         now = model.build(State(state.position, Class.ALL))
         touched = self._touched(max(each for each in self.promises if each <= state.position), state.position)
         wrong = set()
         for name, each in self._open(state.position):
-            if _same(tree, now, each.path):
-                continue
             if each.missing not in {"order", "atomicity"}:
-                if each.path not in touched:
+                if each.path not in touched and not _same(tree, now, each.path):
                     wrong.add(name)
             elif state.position > each.index:
                 before, after = (model.build(State(position, Class.ALL)) for position in (each.since, each.until))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from durabench.explore.report import Finding, Missing
-from durabench_model.log import BYTES, FLUSHES, NAMES, Kind, Log
+from durabench_model.log import BYTES, FLUSHES, NAMES, Entry, Kind, Log
 from durabench_model.states import Profile
 
 if TYPE_CHECKING:
@@ -154,34 +154,46 @@ def _half_done(trail: Trail, model: Model, promises: list[int], end: int) -> Ite
     """Replacements of something acknowledged that can be seen half done, before the next acknowledgement."""
     entries = trail.log.entries
     for begin, stop in zip(promises, [*promises[1:], end], strict=True):
-        if not any(each.kind in _REPLACE or (each.kind is Kind.SIZE and not each.b) for each in entries[begin:stop]):
-            continue
-        model.move_to(begin)
-        paths, there = paths_of(model), _names(model)
-        emptied: dict[int, int] = {}
-        removed: dict[tuple[int, str], int] = {}
-        for index in range(begin, stop):
-            entry = entries[index]
-            if entry.kind is Kind.SIZE and entry.b == 0 and entry.a in paths and entry.a not in trail.mapped:
-                emptied[entry.a] = index
-            elif entry.kind is Kind.WRITE and entry.a in emptied:
-                yield Suspect(emptied.pop(entry.a), paths[entry.a], "atomicity", begin, stop)
-            elif entry.kind is Kind.UNLINK:
-                removed[model.keys(entry)[0]] = index
-            elif entry.kind in NAMES and (key := model.keys(entry)[-1]) in there and key in removed:
-                if key[0] in paths:
-                    yield Suspect(removed.pop(key), f"{paths[key[0]]}/{key[1]}".lstrip("/"), "atomicity", begin, stop)
-            elif entry.kind is Kind.RENAME and model.keys(entry)[1] in there:
-                model.move_to(index + 1)
-                after = paths_of(model)
-                node = model.nodes[entry.b]
-                written_first = model.profile is Profile.EXT4 and node.markers  # before the name is committed
-                if node.pending and not written_first and entry.b in after:
-                    yield Suspect(index, after[entry.b], "order", begin, stop)
+        if any(each.kind in _REPLACE or (each.kind is Kind.SIZE and not each.b) for each in entries[begin:stop]):
+            model.move_to(begin)
+            gap = _Replacements(trail, model)
+            for index in range(begin, stop):
+                yield from (
+                    Suspect(at, path, missing, begin, stop) for at, path, missing in gap.look(index, entries[index])
+                )
 
 
-def _names(model: Model) -> set[tuple[int, str]]:
-    return {(folder, name) for folder, names in model.live.items() for name in names}
+class _Replacements:
+    """What was there at an acknowledgement, and what was done to it since."""
+
+    def __init__(self, trail: Trail, model: Model) -> None:
+        self._model, self._mapped = model, trail.mapped
+        self._paths = paths_of(model)
+        self._there = {(folder, name) for folder, names in model.live.items() for name in names}
+        self._emptied: dict[int, int] = {}
+        self._removed: dict[tuple[int, str], int] = {}
+
+    def look(self, index: int, entry: Entry) -> Iterator[tuple[int, str, Missing]]:
+        """(the operation, its path, what is missing) where a replacement is complete only now."""
+        model, node = self._model, entry.a
+        if entry.kind is Kind.SIZE and entry.b == 0 and node in self._paths and node not in self._mapped:
+            self._emptied[node] = index
+        elif entry.kind is Kind.WRITE and node in self._emptied:
+            yield self._emptied.pop(node), self._paths[node], "atomicity"
+        elif entry.kind is Kind.UNLINK:
+            self._removed[model.keys(entry)[0]] = index
+        elif entry.kind in NAMES and (key := model.keys(entry)[-1]) in self._there:
+            if key in self._removed and key[0] in self._paths:
+                yield self._removed.pop(key), f"{self._paths[key[0]]}/{key[1]}".lstrip("/"), "atomicity"
+            elif entry.kind is Kind.RENAME:
+                yield from self._renamed(index, entry)
+
+    def _renamed(self, index: int, entry: Entry) -> Iterator[tuple[int, str, Missing]]:
+        self._model.move_to(index + 1)
+        after, node = paths_of(self._model), self._model.nodes[entry.b]
+        written_first = self._model.profile is Profile.EXT4 and node.markers  # before the name is committed
+        if node.pending and not written_first and entry.b in after:
+            yield index, after[entry.b], "order"
 
 
 def group(trail: Trail, suspect: Suspect) -> str:
