@@ -327,9 +327,7 @@ def _record(asked: argparse.Namespace) -> NoReturn:
     """The process that records: it answers for the programs, so it does nothing else."""
     status = COULD_NOT
     try:
-        kernel.die_with_parent()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        kernel.libc.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         recorder = Recorder(
             asked.root,
             asked.log,
@@ -348,7 +346,8 @@ def _record(asked: argparse.Namespace) -> NoReturn:
         print(f"recorder: {error.strerror or error}", file=sys.stderr)
     except Exception:
         traceback.print_exc()
-    finally:
+    finally:  # also where the watcher was killed, and we were told to leave
+        kill_descendants()
         sys.stderr.flush()
         os._exit(status)
 

@@ -75,6 +75,7 @@ class Writing(Ground):
         if file is not None:
             return self._put(file, self.callers.memory(call.thread, address, min(count, LARGEST_WRITE)), None)
         if number == MARK_FD:
+            self._look_at_all()
             self.log.append(Kind.MARK, payload=self.callers.memory(call.thread, address, min(count, LONGEST_LINE)))
             return count
         if number == WHERE_FD:
@@ -234,8 +235,7 @@ class Writing(Ground):
         return self.fsync(call, DATA_ONLY)
 
     def sync(self, _call: Call) -> int:
-        for node in self._mapped:
-            self._look(node)
+        self._look_at_all()
         if self._do_flushes:
             fd = os.open(self.root, os.O_RDONLY)
             kernel.libc.syncfs(fd)
@@ -263,9 +263,13 @@ class Writing(Ground):
         if size > LARGEST_MAPPED:
             self.log.note(file.node, "mapped shared and writable, too large to be compared: not seen", doubt=True)
             return
-        self.log.note(file.node, "mapped shared and writable: seen at its flushes only, in no order")
+        self.log.note(file.node, "mapped shared and writable: seen at flushes and marks only, in no order")
         fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._mapped[file.node] = fd, bytearray(os.pread(fd, size, 0))
+
+    def _look_at_all(self) -> None:
+        for node in self._mapped:
+            self._look(node)
 
     def _look(self, node: int) -> None:
         """Log what was written to a mapped file without a call, by comparing pages."""
@@ -358,5 +362,6 @@ class Writing(Ground):
         self._line = self._line[-LONGEST_LINE:]
         for line in lines:
             if self._pattern is not None and self._pattern.search(line):
+                self._look_at_all()
                 self.log.append(Kind.MARK, payload=line)
         return done

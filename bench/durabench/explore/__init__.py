@@ -134,6 +134,10 @@ def _looked(asked: Asked, recorded: Recorded, scratch: Path, checked: Sequence[s
         doubts.append(f"{error}; {look.seen.states} states were judged before")
     if not look.seen.states:
         doubts.append("no state was judged")
+    if not trail.written_before(look.promises[-1]):
+        doubts.append("nothing was written before an acknowledgement")
+    if trail.mapped and checked is None:
+        doubts.append("a file is written through memory and never flushed; whether it matters, only a --check can tell")
     kept = _keep(asked, look, scratch)
     return replace(
         report,

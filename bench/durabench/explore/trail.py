@@ -39,7 +39,10 @@ class Trail:
 
     def __init__(self, log: Log, cwd: Path) -> None:
         self.log, self._cwd = log, str(cwd) + "/"
-        self.mapped = {e.a for e in log.entries if e.kind is Kind.NOTE and log.data(e).startswith(b"mapped")}
+        flushed = {entry.a for entry in log.entries if entry.kind is Kind.FLUSH}
+        noted = (entry for entry in log.entries if entry.kind is Kind.NOTE and log.data(entry).startswith(b"mapped"))
+        self.mapped = {entry.a for entry in noted} - flushed
+        """Files that were written through memory and never flushed: an index, or data; nobody can tell."""
         self._where = list(self._places())
 
     def _places(self) -> Iterator[str | None]:
@@ -86,6 +89,10 @@ class Trail:
 
     def _count(self, kind: Kind) -> int:
         return sum(entry.kind is kind for entry in self.log.entries)
+
+    def written_before(self, position: int) -> bool:
+        """Whether anything was, that an acknowledgement there could be about."""
+        return any(entry.kind in BYTES | NAMES for entry in self.log.entries[:position])
 
     @property
     def changed(self) -> bool:
