@@ -39,7 +39,7 @@ from durabench_model.naming import Naming
 from durabench_model.writing import Faults, Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
     from durabench_model.kernel import Call
@@ -93,7 +93,7 @@ class Recorder:
 
     def start(
         self,
-        argv: Sequence[str],
+        program: Sequence[str] | Callable[[], object],
         *,
         user: tuple[int, int] | None = None,
         output: int | None = None,
@@ -102,12 +102,13 @@ class Recorder:
     ) -> int:
         """Start a program under the filter; gives its pid. Unsupported where the kernel does not let us.
 
+        `program`: a command line, or a function that is called in a fork of this process (exit status 1 if it raises).
         `user`: numbers of user and group (root only). `output`: a descriptor for its stdout and stderr.
         """
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if not pid:
-            self._become(theirs, argv, user, output, cwd, env)
+            self._become(theirs, program, user, output, cwd, env)
         theirs.close()
         try:
             listener = kernel.receive_listener(ours)
@@ -126,7 +127,7 @@ class Recorder:
     def _become(
         self,
         channel: socket.socket,
-        argv: Sequence[str],
+        program: Sequence[str] | Callable[[], object],
         user: tuple[int, int] | None,
         output: int | None,
         cwd: Path | None,
@@ -152,9 +153,12 @@ class Recorder:
             except OSError as error:
                 channel.send((error.strerror or str(error)).encode())
                 os._exit(127)
-            os.execvpe(argv[0], list(argv), dict(os.environ if env is None else env))
+            if callable(program):
+                _call(program)
+            os.execvpe(program[0], list(program), dict(os.environ if env is None else env))
         except OSError as error:
-            os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+            name = "a function" if callable(program) else program[0]
+            os.write(2, f"{name}: {error.strerror}\n".encode())
         os._exit(127)
 
     def run(self, until: int | None = None, *, stop_at: int | None = None, deadline_s: float | None = None) -> bool:
@@ -274,6 +278,35 @@ class Recorder:
         os.close(given.file.fd)
 
 
+def _call(program: Callable[[], object]) -> NoReturn:
+    status = 1
+    try:
+        program()
+        status = 0
+    except BaseException:  # whatever it is, nothing may return from here
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+
+def record_call(program: Callable[[], object], root: Path, log: Path, *, deadline_s: float) -> None:
+    """Record what a function does below `root`, in a fork of this process, which should have no other threads.
+
+    How it ended stands in the log. Unsupported where nothing can be recorded.
+    """
+    why_not = kernel.why_not()
+    if why_not is not None:
+        raise kernel.Unsupported(why_not)
+    pid = os.fork()
+    if not pid:
+        _supervise(lambda: Recorder(root, log), program, deadline_s)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise kernel.Unsupported("the recorder could not go on; its last words are above")
+
+
 def kill_descendants() -> None:
     """End all processes below this one, whatever they are doing; bounded, since one may make others all the time."""
     end = time.monotonic() + KILL_S
@@ -324,11 +357,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _record(asked: argparse.Namespace) -> NoReturn:
-    """The process that records: it answers for the programs, so it does nothing else."""
-    status = COULD_NOT
-    try:
-        kernel.libc.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        recorder = Recorder(
+    """The process that records what was asked for on the command line."""
+
+    def recorder() -> Recorder:
+        return Recorder(
             asked.root,
             asked.log,
             do_flushes=asked.do_flushes,
@@ -336,17 +368,35 @@ def _record(asked: argparse.Namespace) -> NoReturn:
             acknowledged=re.compile(asked.acknowledged.encode()) if asked.acknowledged else None,
             limit_bytes=asked.limit_bytes,
         )
-        pid = recorder.start(
-            asked.command, user=asked.user, env={**os.environ, **dict(e.split("=", 1) for e in asked.env)}
-        )
-        recorder.run(pid, deadline_s=asked.deadline)
+
+    environment = {**os.environ, **dict(pair.split("=", 1) for pair in asked.env)}
+    _supervise(recorder, asked.command, asked.deadline, user=asked.user, env=environment)
+
+
+def _supervise(
+    make: Callable[[], Recorder],
+    program: Sequence[str] | Callable[[], object],
+    deadline_s: float | None,
+    *,
+    user: tuple[int, int] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """Be the process that records: it answers for the programs, so it does nothing else."""
+    status = COULD_NOT
+    try:
+        kernel.libc.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _leave)
+        recorder = make()
+        pid = recorder.start(program, user=user, env=env)
+        recorder.run(pid, deadline_s=deadline_s)
         recorder.close(pid)
         status = 0
     except OSError as error:
         print(f"recorder: {error.strerror or error}", file=sys.stderr)
     except Exception:
         traceback.print_exc()
-    finally:  # also where the watcher was killed, and we were told to leave
+    finally:  # also where our parent was killed, and we were told to leave
         kill_descendants()
         sys.stderr.flush()
         os._exit(status)

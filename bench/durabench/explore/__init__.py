@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING
 
 from durabench.explore.formats import FORMS, document, outputs, render, write
 from durabench.explore.look import Check, Hangs, Look
-from durabench.explore.recording import CannotRecord, Recorded, UsageError, command, program, record, require, run
+from durabench.explore.recording import (
+    CannotRecord,
+    Recorded,
+    UsageError,
+    command,
+    program,
+    record,
+    record_function,
+    require,
+    run,
+)
 from durabench.explore.report import EXIT_STATUS, MISSING, Finding, Losing, Report
 from durabench.explore.trail import Trail
 from durabench_model.folder import Folder, copy_base
@@ -27,7 +37,7 @@ from durabench_model.recorder import LIMIT_BYTES
 from durabench_model.states import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "EXIT_STATUS",
@@ -40,6 +50,7 @@ __all__ = [
     "UsageError",
     "document",
     "explore",
+    "explore_function",
     "outputs",
     "render",
     "write",
@@ -93,6 +104,18 @@ def explore(
         if crash_points and report.verdict != "unknown":
             report = _with_failures(asked, argv, recorded, scratch, checked, report)
         return report
+
+
+def explore_function(
+    function: Callable[[], object], root: Path, *, profile: str = Profile.POSIX, states: int = 400, seed: int = 1
+) -> Report:
+    """Call a function in a fork of this process, recorded, and judge what it had promised when it returned, or by
+    `durabench.mark`. CannotRecord where nothing is seen.
+    """
+    asked = Asked([getattr(function, "__qualname__", repr(function))], root, profile, states, seed=seed)
+    _possible(asked)
+    with tempfile.TemporaryDirectory(prefix="durabench-explore-") as name:
+        return _looked(asked, record_function(function, root, Path(name)), Path(name), None)
 
 
 def _possible(asked: Asked) -> None:

@@ -15,12 +15,12 @@ from durabench import process
 from durabench_model.folder import copy_base, differences
 from durabench_model.kernel import why_not
 from durabench_model.log import Log, LogError
-from durabench_model.recorder import LIMIT_BYTES
+from durabench_model.recorder import LIMIT_BYTES, record_call
 from durabench_model.rules import Model
 from durabench_model.states import Class, Profile, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 HOOK = Path(__file__).with_name("where")
 LONGEST_RUN_S = 600.0
@@ -134,6 +134,18 @@ def run(
         started.close()
     if code:
         raise CannotRecord("the recorder could not go on; its last words are above")
+
+
+def record_function(function: Callable[[], object], root: Path, scratch: Path) -> Recorded:
+    """Run a function in a fork of this process, recorded. CannotRecord where that fails."""
+    base, log = scratch / "base", scratch / "log"
+    require(root)
+    copy_base(root, base)
+    try:
+        record_call(function, root, log, deadline_s=LONGEST_RUN_S)
+        return _judged(Log.load(log), base, root)
+    except (OSError, LogError) as error:
+        raise CannotRecord(f"a function could not be recorded: {error}") from None
 
 
 def _judged(log: Log, base: Path, root: Path) -> Recorded:
