@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -50,7 +52,7 @@ def value(i):
 
 def explored(tmp_path, code, *, check=None, **options):
     root = tmp_path / "root"
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     script = tmp_path / "program.py"
     script.write_text(HEAD + code)
     options = {"states": STATES, **options}
@@ -296,7 +298,16 @@ for i in STEPS:
     (tmp_path / "again").mkdir()
     report = explored(tmp_path / "again", code, crash_points=True)
     assert missing(report) == {"fsync-file"}, report
-    assert (tmp_path / "again/root/f").exists()
+    assert (tmp_path / "again/root/f").read_bytes() == (tmp_path / "root/f").read_bytes(), "what it left is there again"
+
+
+def test_nothing_of_somebodys_is_removed_for_a_call_to_fail(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/precious").write_text("yes")
+    report = explored(tmp_path, "put('f', 'x', os.fsync); sync_dir()", crash_points=True)
+    assert report.verdict == "kept"
+    assert any("not empty before" in note for note in report.notes)
+    assert (tmp_path / "root/precious").read_text() == "yes"
 
 
 # --- what is shown
@@ -429,6 +440,45 @@ def test_what_was_acknowledged_before_a_program_was_killed_counts(tmp_path):
     report = explored(tmp_path, code)
     assert report.verdict == "broken"
     assert "the program ended by signal 9" in report.notes
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_stopping_durabench_leaves_nothing_running(number, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    tag = f"durabench-explore-test-{os.getpid()}-{number}"
+    code = "import os, time, pathlib\nif os.fork() == 0: os.setsid()\npathlib.Path('ready').touch()\ntime.sleep(600)"
+    words = [sys.executable, "-m", "durabench", "explore", "--root", root, "--", sys.executable, "-c", code, tag]
+    with subprocess.Popen(list(map(str, words)), cwd=root, stderr=subprocess.PIPE, text=True) as started:
+        end = time.monotonic() + 60
+        while not ((root / "ready").exists() and len(running(tag)) >= 5):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        started.send_signal(number)
+        started.wait(60)
+        while running(tag):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        if number == signal.SIGINT:
+            assert (started.returncode, started.stderr.read()) == (
+                130,
+                "durabench: interrupted; the program was ended\n",
+            )
+
+
+def running(tag):
+    """The living processes with a word on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                alive = "\nState:\tZ" not in (entry / "status").read_text()
+            except OSError:
+                continue
+            if alive and tag.encode() in words:
+                found.append(int(entry.name))
+    return found
 
 
 def test_a_program_that_changes_its_user_is_refused(tmp_path):

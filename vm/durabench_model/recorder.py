@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import math
 import os
 import re
@@ -203,6 +204,10 @@ class Recorder:
         os.close(end)
         self.status[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return pid
+
+    def mark(self, value: object) -> None:
+        """An acknowledgement that this process heard of."""
+        self._log.append(Kind.MARK, payload=json.dumps(value).encode())
 
     @property
     def position(self) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from durabench.cli.options import Names
+from durabench.cli.screen import INTERRUPTED, stop
 
 
 def explore(
@@ -36,7 +37,7 @@ def explore(
         bool,
         typer.Option(
             "--crash-points",
-            help="Kill it at every call, too, and run it again with calls that fail once (the folder is put back).",
+            help="Kill it at every call, too, and, if the folder was empty, run it again with calls that fail once.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="S", help="Which states are drawn.")] = 1,
@@ -63,17 +64,20 @@ def explore(
     asked = exploring.outputs(form or ["table"])
     if not program:
         raise exploring.UsageError("a program is missing: durabench explore -- CMD")
-    report = exploring.explore(
-        program,
-        (root or Path.cwd()).resolve(),
-        profile=profile,
-        states=states,
-        check=check,
-        acknowledged=acknowledged,
-        crash_points=crash_points,
-        seed=seed,
-        out=out,
-    )
+    try:
+        report = exploring.explore(
+            program,
+            (root or Path.cwd()).resolve(),
+            profile=profile,
+            states=states,
+            check=check,
+            acknowledged=acknowledged,
+            crash_points=crash_points,
+            seed=seed,
+            out=out,
+        )
+    except KeyboardInterrupt:
+        stop("interrupted; the program was ended", INTERRUPTED)
     exploring.write(report, asked)
     if report.verdict == "unknown":
         print(f"durabench: {report.answer}", file=sys.stderr)

@@ -152,7 +152,8 @@ def _looked(asked: Asked, recorded: Recorded, scratch: Path, checked: Sequence[s
     drawn = look.states(asked.states, asked.seed, crash_points=asked.crash_points)
     try:
         check = None if checked is None else Check(checked, scratch)
-        look.judge(drawn, asked.states, check)
+        every_call = 2 * recorded.end if asked.crash_points else 0
+        look.judge(drawn, asked.states + every_call, check)
     except (Hangs, OSError) as error:
         doubts.append(f"{error}; {look.seen.states} states were judged before")
     if not look.seen.states:
@@ -190,7 +191,23 @@ def _keep(asked: Asked, look: Look, scratch: Path) -> str | None:
 def _with_failures(
     asked: Asked, argv: Sequence[str], recorded: Recorded, scratch: Path, checked: Sequence[str] | None, report: Report
 ) -> Report:
-    """The program again, on the folder as it was, with a write that finds no room, or a flush that fails once."""
+    """The program again, on an empty folder, with a write that finds no room, or a flush that fails once. Only where it
+    was empty before: what the program did not make is never removed. What the first run left is there again afterwards.
+    """
+    if any(recorded.base.iterdir()):
+        note = f"no call was made to fail: {asked.root} was not empty before, and nothing of yours is removed"
+        return replace(report, notes=(*report.notes, note))
+    after = scratch / "after"
+    copy_base(asked.root, after)
+    try:
+        return _failed_in_turn(asked, argv, recorded, scratch, checked, report)
+    finally:
+        _put_back(after, asked.root)
+
+
+def _failed_in_turn(
+    asked: Asked, argv: Sequence[str], recorded: Recorded, scratch: Path, checked: Sequence[str] | None, report: Report
+) -> Report:
     for number, options in enumerate(_failures(recorded.log)):
         again = scratch / f"failing-{number}"
         again.mkdir()
@@ -239,4 +256,5 @@ def _added(report: Report, other: Report) -> Report:
         states=report.states + other.states,
         findings=report.findings + fresh,
         losing=report.losing + losing,
+        doubts=tuple(dict.fromkeys((*report.doubts, *other.doubts))),
     )
