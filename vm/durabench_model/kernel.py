@@ -180,11 +180,14 @@ def _blocks() -> dict[str, list[bytes]]:
         "fchownat setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr io_uring_setup io_setup setuid "
         "setgid setreuid setregid setgroups setresuid setresgid"
     )
-    with_ours = _words("pwrite64 pwritev pwritev2 close fallocate sync_file_range dup dup2 dup3 flock")
+    with_ours = _words("close sync_file_range dup dup2 dup3 flock")
     duplicates = [_equal(F_DUPFD, 3, 0), _equal(F_DUPFD_CLOEXEC, 2, 0), _equal(F_OFD_SETLK, 1, 0)]
     shared_and_writable = [_argument(2), _any_bit(2, 0, 4), _argument(3), _any_bit(1, 0, 2), notify, allow, allow]
     return {
-        **{name: ours_or_low(0) for name in ("write", "writev", "ftruncate", "sendfile")},
+        **{
+            name: ours_or_low(0)
+            for name in _words("write writev pwrite64 pwritev pwritev2 ftruncate fallocate sendfile")
+        },
         **{name: ours_or_low(2) for name in ("copy_file_range", "splice")},
         **{name: ours(0) for name in with_ours},
         "open": opens(1),

@@ -68,6 +68,10 @@ class LogError(ValueError):
     """The file is not a log, or of a form that this version does not know."""
 
 
+class LogFailed(Exception):
+    """The log cannot be written: what comes would be lost. No OSError, since that would be a program's."""
+
+
 class Entry(NamedTuple):
     """One entry. `time_ns` is the monotonic clock; `at` and `length` say where in the log the payload is."""
 
@@ -91,9 +95,10 @@ class Gap(NamedTuple):
 
 
 class LogWriter:
-    """Appends; memory does not grow with it. `thread` is whose call the next entries are."""
+    """Appends; memory does not grow with it. `thread` is whose call the next entries are. Raises LogFailed."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
         self._file = path.open("wb", buffering=1 << 20)
         packed = json.dumps(dict(header)).encode()
         self._file.write(MAGIC + LENGTH.pack(len(packed)) + packed)
@@ -104,9 +109,12 @@ class LogWriter:
     def append(self, kind: Kind, a: int = 0, b: int = 0, c: int = 0, *, flags: int = 0, payload: bytes = b"") -> None:
         """Add one entry."""
         head = HEAD.pack(kind, flags, self.thread & 0xFFFFFFFF, len(payload), time.monotonic_ns(), a, b, c)
-        self._file.write(head)
-        if payload:
-            self._file.write(payload)
+        try:
+            self._file.write(head)
+            if payload:
+                self._file.write(payload)
+        except OSError as error:
+            raise self._failed(error) from None
         self.position += 1
         self.size_bytes += len(head) + len(payload)
 
@@ -114,13 +122,15 @@ class LogWriter:
         """Say what could not be seen."""
         self.append(Kind.NOTE, node, flags=DOUBT if doubt else 0, payload=text.encode())
 
-    def flush(self) -> None:
-        """Hand what is buffered to the kernel."""
-        self._file.flush()
-
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError) -> LogFailed:
+        return LogFailed(f"the log {self.path} cannot be written: {error.strerror}; set TMPDIR to where there is room")
 
 
 class Log:

@@ -119,6 +119,7 @@ class Naming(Ground):
     def _rename(self, call: Call, old_in: int, old: int, new_in: int, new: int, flags: int) -> int | None:
         source, target = self.place(call, old_in, old), self.place(call, new_in, new)
         if source is None and target is None:
+            self.callers.forget_folders()
             return None
         if source is None or target is None:
             raise OSError(errno.EXDEV, "into or out of the recorded folder: programs fall back to copying")
@@ -132,7 +133,7 @@ class Naming(Ground):
         exchanged = flags & RENAME_EXCHANGE
         if replaced is not None and not exchanged:
             self.forget(replaced)
-        if stat.S_ISDIR(found.st_mode) or exchanged:
+        if exchanged or any(each is not None and _leads(each) for each in (found, replaced)):
             self.callers.forget_folders()
         folders = self.node_at(source[1]), self.node_at(target[1])
         names = os.fsencode(f"{source[2]}\0{target[2]}")
@@ -154,15 +155,14 @@ class Naming(Ground):
     def _remove(self, call: Call, folder: int, name: int, flags: int) -> int | None:
         place = self.place(call, folder, name)
         if place is None:
+            self.callers.forget_folders()
             return None
         path, parent, last = place
         found = os.lstat(path)
         with self.callers.rights(call.thread):
-            if flags & AT_REMOVEDIR:
-                os.rmdir(path)
-                self.callers.forget_folders()
-            else:
-                os.unlink(path)
+            (os.rmdir if flags & AT_REMOVEDIR else os.unlink)(path)
+        if _leads(found):
+            self.callers.forget_folders()
         node = self.node_of(found.st_ino)
         self.forget(found)
         self.log.append(Kind.UNLINK, self.node_at(parent), node, payload=os.fsencode(last))
@@ -193,6 +193,7 @@ class Naming(Ground):
 
     def _symlink(self, call: Call, target: int, folder: int, name: int) -> int | None:
         place = self.place(call, folder, name)
+        self.callers.forget_folders()
         if place is None:
             return None
         to = self.callers.text(call.thread, target)
@@ -351,6 +352,11 @@ class Naming(Ground):
         self.callers.forget(call.thread)
 
     setgid = setreuid = setregid = setresuid = setresgid = setgroups = setuid
+
+
+def _leads(found: os.stat_result) -> bool:
+    """Whether paths may go through it."""
+    return stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)
 
 
 def _lstat(path: str) -> os.stat_result | None:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NoReturn
 from durabench_model import kernel
 from durabench_model.caller import Gone
 from durabench_model.ground import Give
-from durabench_model.log import Kind, LogWriter
+from durabench_model.log import Kind, LogFailed, LogWriter
 from durabench_model.naming import Naming
 from durabench_model.writing import Faults, Writing
 
@@ -399,6 +399,8 @@ def _supervise(
         status = 0
     except OSError as error:
         print(f"recorder: {error.strerror or error}", file=sys.stderr)
+    except LogFailed as error:
+        print(f"recorder: {error}", file=sys.stderr)
     except Exception:
         traceback.print_exc()
     finally:  # also where our parent was killed, and we were told to leave

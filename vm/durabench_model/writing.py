@@ -96,21 +96,21 @@ class Writing(Ground):
 
     def pwrite64(self, call: Call) -> int | None:
         number, address, count, at, *_ = call.arguments
-        file = self.files.get(number)
+        file = self.file(call, number)
         if file is None:
             return None
         return self._put(file, self.callers.memory(call.thread, address, min(count, LARGEST_WRITE)), offset(at))
 
     def pwritev(self, call: Call) -> int | None:
         number, address, count, at, *_ = call.arguments
-        file = self.files.get(number)
+        file = self.file(call, number)
         if file is None:
             return None
         return self._put(file, self.callers.vector(call.thread, address, count, LARGEST_WRITE), offset(at))
 
     def pwritev2(self, call: Call) -> int | None:
         number, address, count, at, _, flags = call.arguments
-        file = self.files.get(number)
+        file = self.file(call, number)
         if file is None:
             return None
         if flags & RWF_APPEND:
@@ -162,7 +162,7 @@ class Writing(Ground):
         return 0
 
     def fallocate(self, call: Call) -> int | None:
-        file = self.files.get(call.arguments[0])
+        file = self.file(call, call.arguments[0])
         if file is None:
             return None
         mode, begin, length = call.arguments[1], offset(call.arguments[2]), offset(call.arguments[3])

@@ -446,6 +446,18 @@ def test_the_programs_end_when_the_log_is_full_or_time_is_up(tmp_path):
         assert len(made) > 10, "what came before is there"
 
 
+def test_no_room_for_the_log_is_said_and_is_no_error_of_the_programs(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    code = HEAD + "import time\nfor i in range(400): put('f', NEW)\nput('done', b'')"
+    done = run(root, Path("/dev/full"), "--", sys.executable, "-c", code, cwd=root)
+    assert done.returncode == COULD_NOT
+    assert done.stderr == (
+        "recorder: the log /dev/full cannot be written: No space left on device; set TMPDIR to where there is room\n"
+    )
+    assert not (root / "done").exists()
+
+
 @pytest.mark.parametrize("who", ["recorder", "watcher", "caller"])
 def test_killing_any_of_us_leaves_nothing(who, tmp_path):
     """A program whose orphan sleeps, and whose child stands in a call at the moment of the kill."""

@@ -151,6 +151,51 @@ def the_kernel_copies():
     assert (ROOT / "copy").read_bytes() == (ROOT / "shared").read_bytes()
 
 
+def a_link_to_a_folder_is_replaced():
+    for number in (1, 2):
+        (ROOT / f"version{number}").mkdir()
+        (ROOT / f"version{number}/file").write_text(str(number))
+    (ROOT / "current").symlink_to("version1")
+    (ROOT / "current/file").write_text("one")
+    (ROOT / "next").symlink_to("version2")
+    (ROOT / "next").rename(ROOT / "current")
+    (ROOT / "current/file").write_text("two")
+    assert [(ROOT / f"version{number}/file").read_text() for number in (1, 2)] == ["one", "two"]
+    (ROOT / "current").unlink()
+    (ROOT / "current").symlink_to("version1")
+    (ROOT / "current/file").write_text("again")
+    assert (ROOT / "version1/file").read_text() == "again"
+
+
+def a_lock_ends_with_its_holder():
+    def locked():
+        fd = os.open(ROOT / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+
+    fd = locked()
+    try:
+        locked()
+    except BlockingIOError:
+        os.close(fd)
+    os.close(locked())
+    pid = os.fork()
+    if not pid:
+        locked()
+        os._exit(0)  # and never closes it
+    os.waitpid(pid, 0)
+    fd = os.open(ROOT / "lock", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.close(fd)
+
+
+def standard_output_is_written_in_place():
+    code = "import os; os.pwrite(1, b'end', 9); os.pwrite(1, b'begin', 0)"
+    with (ROOT / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (ROOT / "out").read_bytes() == b"begin\0\0\0\0end"
+
+
 def many_are_opened():
     for number in range(700):
         fd = os.open(ROOT / "many", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
