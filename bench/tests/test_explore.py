@@ -207,7 +207,9 @@ def test_a_database_by_its_own_reader_and_without(mode, sync, lacks, without, tm
         assert (report.verdict, missing(report)) == (verdict, lacks), report
         assert report.checked == (check is not None)
     if without == "unknown":
-        assert not report.doubts
+        (tmp_path / "told").mkdir()
+        told = explored(tmp_path / "told", DATABASE.format(mode=mode, sync=sync), ignore=["*-shm"], states=30)
+        assert told.verdict == "kept", told
     elif mode == "delete" and lacks:
         assert [finding.operation for finding in report.findings] == ["remove t.db-journal"]
 
@@ -248,6 +250,13 @@ def test_lines_acknowledge(tmp_path):
     code = "put('f', 'x', os.fsync); sync_dir(); print('saved 1', flush=True); put('g', 'x'); print('noise')"
     report = explored(tmp_path, code, acknowledged="^saved")
     assert (report.verdict, report.marks) == ("kept", 1), report
+
+
+def test_what_holds_nothing_of_value_is_ignored(tmp_path):
+    code = "put('lock', ''); os.mkdir('logs'); put('logs/a.log', 'x'); put('f', 'x', os.fsync); sync_dir()"
+    (tmp_path / "a").mkdir()
+    assert {each.path for each in explored(tmp_path / "a", code).findings} == {"logs/a.log"}
+    assert explored(tmp_path, code, ignore=["lock", "*.log"]).verdict == "kept"
 
 
 def test_under_ext4_a_state_that_needs_somebody_elses_flush_says_so(tmp_path):

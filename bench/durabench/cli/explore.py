@@ -33,6 +33,10 @@ def explore(
         str | None,
         typer.Option(metavar="PATTERN", help="A line on stdout that matches acknowledges what was written before it."),
     ] = None,
+    ignore: Annotated[
+        Names | None,
+        typer.Option(metavar="GLOB", help="A path below DIR that holds nothing of value: a lock, a log. Repeatable."),
+    ] = None,
     crash_points: Annotated[
         bool,
         typer.Option(
@@ -72,6 +76,7 @@ def explore(
             states=states,
             check=check,
             acknowledged=acknowledged,
+            ignore=ignore or (),
             crash_points=crash_points,
             seed=seed,
             out=out,

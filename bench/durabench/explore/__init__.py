@@ -70,6 +70,7 @@ class Asked:
     states: int = 400
     check: str | None = None
     acknowledged: str | None = None
+    ignore: Sequence[str] = ()
     crash_points: bool = False
     seed: int = 1
     out: Path | None = None
@@ -84,6 +85,7 @@ def explore(
     states: int = 400,
     check: str | None = None,
     acknowledged: str | None = None,
+    ignore: Sequence[str] = (),
     crash_points: bool = False,
     seed: int = 1,
     out: Path | None = None,
@@ -91,9 +93,10 @@ def explore(
 ) -> Report:
     """Run a program and judge what it did. UsageError for what cannot be asked, CannotRecord where nothing is seen.
 
-    `out`: a new or empty folder that gets the log and the losing states.
+    `ignore`: patterns of paths that hold nothing of value. `out`: a new or empty folder that gets the log and the
+    losing states.
     """
-    asked = Asked(words, root, profile, states, check, acknowledged, crash_points, seed, out, limit_bytes)
+    asked = Asked(words, root, profile, states, check, acknowledged, ignore, crash_points, seed, out, limit_bytes)
     argv, checked = program(words, "the program"), None if check is None else command(check, "--check")
     _possible(asked)
     require(root)
@@ -132,7 +135,7 @@ def _possible(asked: Asked) -> None:
 
 
 def _looked(asked: Asked, recorded: Recorded, scratch: Path, checked: Sequence[str] | None) -> Report:
-    log, trail = recorded.log, Trail(recorded.log, Path.cwd())
+    log, trail = recorded.log, Trail(recorded.log, Path.cwd(), asked.ignore)
     doubts = list(recorded.doubts)
     report = Report(
         program=shlex.join(asked.words),
@@ -160,8 +163,8 @@ def _looked(asked: Asked, recorded: Recorded, scratch: Path, checked: Sequence[s
         doubts.append("no state was judged")
     if not trail.written_before(look.promises[-1]):
         doubts.append("nothing was written before an acknowledgement")
-    if trail.mapped and checked is None:
-        doubts.append("a file is written through memory and never flushed; whether it matters, only a --check can tell")
+    if trail.unseen and checked is None:
+        doubts.append("a file is written through memory and never flushed: say with --check or --ignore if it matters")
     kept = _keep(asked, look, scratch)
     return replace(
         report,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from durabench.explore.report import Finding, Missing
@@ -12,7 +13,7 @@ from durabench_model.log import BYTES, FLUSHES, NAMES, Entry, Kind, Log
 from durabench_model.states import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from durabench_model.rules import Model
@@ -37,8 +38,9 @@ class Suspect:
 class Trail:
     """One log, told."""
 
-    def __init__(self, log: Log, cwd: Path) -> None:
-        self.log, self._cwd = log, str(cwd) + "/"
+    def __init__(self, log: Log, cwd: Path, ignore: Sequence[str] = ()) -> None:
+        """`ignore`: patterns of paths, or of last parts of them, that hold nothing of value."""
+        self.log, self._cwd, self._ignore = log, str(cwd) + "/", ignore
         flushed = {entry.a for entry in log.entries if entry.kind is Kind.FLUSH}
         noted = (entry for entry in log.entries if entry.kind is Kind.NOTE and log.data(entry).startswith(b"mapped"))
         self.mapped = {entry.a for entry in noted} - flushed
@@ -51,6 +53,17 @@ class Trail:
             if entry.kind is Kind.WHERE:
                 now[entry.thread] = os.fsdecode(self.log.data(entry)).removeprefix(self._cwd)
             yield now.get(entry.thread)
+
+    def matters(self, path: str) -> bool:
+        """Whether a path holds something of value, as far as anybody said."""
+        last = path.rpartition("/")[2]
+        return not any(fnmatchcase(path, each) or fnmatchcase(last, each) for each in self._ignore)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something of value was perhaps written through memory, and never flushed."""
+        names = {entry.b: self.log.names(entry)[-1] for entry in self.log.entries if entry.kind in NAMES}
+        return any(self.matters(names.get(node, "")) for node in self.mapped)
 
     def where(self, index: int) -> str | None:
         """FILE:LINE of an entry's call, where the program is Python."""
@@ -130,7 +143,7 @@ def suspects(trail: Trail, model: Model, promises: list[int], end: int) -> list[
                 for missing, path in _undurable(trail, model, index, paths):
                     told.setdefault((missing, path), Suspect(index, path, missing, position, end))
             found += told.values()
-    return found + list(_half_done(trail, model, promises, end))
+    return [each for each in (*found, *_half_done(trail, model, promises, end)) if trail.matters(each.path)]
 
 
 def _undurable(trail: Trail, model: Model, index: int, paths: dict[int, str]) -> Iterator[tuple[Missing, str]]:
