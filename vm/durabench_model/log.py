@@ -42,7 +42,7 @@ class Kind(IntEnum):
     WRITE = 2  # a: node, b: offset; payload: the bytes
     SIZE = 3  # a: node, b: new size
     ALLOCATE = 4  # a: node, b: offset, c: length; flags: the mode of fallocate(2)
-    FLUSH = 5  # a: node; flags: DATA_ONLY, FAILED
+    FLUSH = 5  # a: node, b: covers what stands before this entry, 0: all; flags: DATA_ONLY, FAILED
     FLUSH_ALL = 6
     CREATE = 7  # a: folder, or -1 for a file without a name, b: node, c: mode; payload: name [NUL target of a link]
     LINK = 8  # a: folder, b: node; payload: name

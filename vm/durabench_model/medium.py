@@ -88,7 +88,7 @@ class Medium:
             self._flush(index, entry)
         elif kind is Kind.FLUSH_ALL:
             for number in sorted(self.touched):
-                self._settle(number)
+                self._settle(number, index)
             self._commit(index)
 
     def _take_bytes(self, index: int, entry: Entry) -> None:
@@ -136,7 +136,7 @@ class Medium:
 
     def _flush(self, index: int, entry: Entry) -> None:
         number, node = entry.a, self.nodes[entry.a]
-        data_only = bool(entry.flags & DATA_ONLY)
+        data_only, covers = bool(entry.flags & DATA_ONLY), entry.b or index
         if entry.flags & FAILED:
             node.failed = True
             node.doomed.update(node.pending)
@@ -144,28 +144,28 @@ class Medium:
             return
         folder = stat.S_ISDIR(node.mode)
         if self.profile is Profile.POSIX:
-            self._flush_posix(number, folder=folder, data_only=data_only)
+            self._flush_posix(number, covers, folder=folder, data_only=data_only)
             return
-        commits = node.changed >= self.committed and not data_only
-        if folder:
-            commits |= self._folders.get(number, -1) >= self.committed
-        else:
-            commits |= node.born >= self.committed or any(self._allocates(node, each) for each in node.pending)
-            self._settle(number)
+        changes = [self._folders.get(number, -1)] if folder else [node.born]
+        changes += [] if data_only else [node.changed]
+        commits = any(self.committed <= each < covers for each in changes)
+        if not folder:
+            commits |= any(self._allocates(node, each) for each in node.pending if each < covers)
+            self._settle(number, covers)
         if commits:
-            self._commit(index)
-        else:
-            self.commits.append(index)  # it changed a time, perhaps
+            self._commit(covers)
+        if not commits or covers < index:
+            self.commits.append(index)  # it changed a time, perhaps; or it committed as late as that
 
-    def _flush_posix(self, number: int, *, folder: bool, data_only: bool) -> None:
+    def _flush_posix(self, number: int, covers: int, *, folder: bool, data_only: bool) -> None:
         def covered(entry: Entry) -> bool:
             if entry.kind in ATTRIBUTES:
                 return entry.a == number and not data_only
             return folder and any(key[0] == number for key in self.keys(entry))
 
-        self._keep(self.with_what_they_build_on(covered))
+        self._keep([each for each in self.with_what_they_build_on(covered) if each < covers])
         if not folder:
-            self._settle(number)
+            self._settle(number, covers)
 
     def _allocates(self, node: Node, index: int) -> bool:
         """Whether writing this back changes the file's size or storage."""
@@ -174,14 +174,15 @@ class Medium:
             return True
         return bool(node.holes) and not node.holes.isdisjoint(blocks_of(entry))
 
-    def _settle(self, number: int) -> None:
-        """All bytes of a file are on the medium."""
+    def _settle(self, number: int, covers: int) -> None:
+        """All bytes of a file that were written before `covers` are on the medium."""
         node = self.nodes[number]
-        node.markers.clear()
+        node.markers = [each for each in node.markers if each >= covers]
+        before = node.pending[: bisect.bisect_left(node.pending, covers)]
         if node.failed:
-            node.must.update(set(node.pending) - node.doomed)
+            node.must.update(set(before) - node.doomed)
             return
-        self._take_over(number, node.pending)
+        self._take_over(number, before)
 
     def _take_over(self, number: int, indices: list[int]) -> None:
         node = self.nodes[number]
@@ -194,15 +195,19 @@ class Medium:
         if not node.pending:
             self.touched.discard(number)
 
-    def _commit(self, index: int) -> None:
-        self._keep(list(self.names))
-        self.committed, self._dirty_ns = index, None
-        self.commits.clear()
+    def _commit(self, covers: int) -> None:
+        """ext4: names and sizes before `covers` are on the medium."""
+        self._keep([each for each in self.names if each < covers])
+        self.committed = max(self.committed, covers)
+        self.commits = [each for each in self.commits if each >= covers]
         for number in [number for number in self.touched if self.nodes[number].markers]:
             node = self.nodes[number]
+            marker = max((each for each in node.markers if each < covers), default=-1)
             if not node.failed:
-                self._take_over(number, node.pending[: bisect.bisect(node.pending, node.markers[-1])])
-            node.markers.clear()
+                self._take_over(number, node.pending[: bisect.bisect(node.pending, marker)])
+            node.markers = [each for each in node.markers if each >= covers]
+        later = [*self.names, *(i for number in self.touched for i in self.nodes[number].pending if i >= covers)]
+        self._dirty_ns = self.log.entries[min(later)].time_ns if later else None
 
     def _keep(self, indices: list[int]) -> None:
         """These changes of names and attributes are on the medium."""

@@ -18,8 +18,8 @@ When may ext4's journal have committed? At a flush of one's own, in some flush o
 when five seconds had gone since the first change. A commit at any other moment needs *somebody else's*, who shares the
 file system and is not in the log: such a state says so (`Tree.needs`), and a model without `neighbours` has none.
 
-Both are models. `posix` allows more than any file system in use does; `ext4-ordered` is held against a real ext4 in
-the tests.
+Both are models. `posix` is what a program may rely on anywhere; `ext4-ordered` is held against a real ext4 in the
+tests. xfs and btrfs have no profile of their own.
 """
 
 from __future__ import annotations
