@@ -24,6 +24,14 @@ class Give(NamedTuple):
     cloexec: bool
 
 
+class Late(NamedTuple):
+    """The call is a flush that is answered, and logged, some time later; meanwhile others go on."""
+
+    node: int
+    flags: int
+    covers: int
+
+
 class Ground:
     """What is below the recorded folder. The base of the handlers, which are methods named after their calls."""
 

@@ -53,6 +53,7 @@ class Medium:
         self.touched: set[int] = set()  # files with pending bytes
         self.committed = 1  # ext4: names and sizes before this entry are on the medium
         self.commits: list[int] = []  # ext4: flushes since then that may have committed
+        self._last_change = 0
         self._dirty_ns: int | None = None  # ext4: when the oldest change since then was made
         self._folders: dict[int, int] = {}  # when a name in it was last changed
 
@@ -95,6 +96,7 @@ class Medium:
         node = self.nodes[entry.a]
         node.pending.append(index)
         self.touched.add(entry.a)
+        self._last_change = index
         if self._dirty_ns is None:
             self._dirty_ns = entry.time_ns
         if entry.kind is Kind.WRITE:
@@ -105,6 +107,7 @@ class Medium:
 
     def _journalled(self, index: int, entry: Entry) -> None:
         self.names.append(index)
+        self._last_change = index
         if self._dirty_ns is None:
             self._dirty_ns = entry.time_ns
 
@@ -206,8 +209,10 @@ class Medium:
             if not node.failed:
                 self._take_over(number, node.pending[: bisect.bisect(node.pending, marker)])
             node.markers = [each for each in node.markers if each >= covers]
-        later = [*self.names, *(i for number in self.touched for i in self.nodes[number].pending if i >= covers)]
-        self._dirty_ns = self.log.entries[min(later)].time_ns if later else None
+        self._dirty_ns = None
+        if self._last_change >= covers:
+            later = [*self.names, *(i for number in self.touched for i in self.nodes[number].pending if i >= covers)]
+            self._dirty_ns = self.log.entries[min(later)].time_ns
 
     def _keep(self, indices: list[int]) -> None:
         """These changes of names and attributes are on the medium."""

@@ -28,13 +28,14 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from durabench_model import kernel
 from durabench_model.caller import Gone
-from durabench_model.ground import Give
+from durabench_model.ground import Give, Late
 from durabench_model.log import Kind, LogFailed, LogWriter
 from durabench_model.naming import Naming
 from durabench_model.writing import Faults, Writing
@@ -65,17 +66,29 @@ class Recorder:
         log: Path,
         *,
         do_flushes: bool = False,
+        flush_delay_s: float = 0.0,
         faults: Faults | None = None,
         acknowledged: re.Pattern[bytes] | None = None,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """`limit_bytes`: the programs are ended when the log reaches it."""
+        """`limit_bytes`: the programs are ended when the log reaches it. `flush_delay_s`: how long a flush takes, as on
+        a device: meanwhile others write, and flush.
+        """
         machine = kernel.architecture()
         self._machine, self._limit_bytes = machine, limit_bytes
         real = os.path.realpath(root)
         self._umask, self._nofile = os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE)
         self._log = LogWriter(log, {"root": real, "machine": os.uname().machine, "started_ns": time.monotonic_ns()})
-        self._calls = Calls(real, self._log, do_flushes=do_flushes, faults=faults, acknowledged=acknowledged)
+        self._flush_delay_s = flush_delay_s
+        self._late: deque[tuple[float, int, Call, Late]] = deque()  # flushes that are under way, in order
+        self._calls = Calls(
+            real,
+            self._log,
+            do_flushes=do_flushes,
+            late_flushes=flush_delay_s > 0,
+            faults=faults,
+            acknowledged=acknowledged,
+        )
         self._handlers = {
             number: getattr(self._calls, name) for name, number in machine.numbers.items() if hasattr(self._calls, name)
         }
@@ -174,7 +187,7 @@ class Recorder:
             if left_ms <= 0:
                 self.ended = f"it did not end within {deadline_s:g} s"
                 return False
-            wait_ms = min(left_ms, LOCK_CHECK_MS if self._calls.files.any_locked else math.inf)
+            wait_ms = min(left_ms, self._answer_late(), LOCK_CHECK_MS if self._calls.files.any_locked else math.inf)
             events = self._poll.poll(None if wait_ms == math.inf else wait_ms)
             if not events and self._calls.files.any_locked:  # somebody may wait for the lock of a process that ended
                 self._calls.files.collect()
@@ -189,6 +202,20 @@ class Recorder:
                 if stop_at is not None and self._log.position >= stop_at:
                     return True
         return True
+
+    def _answer_late(self) -> float:
+        """Answer the flushes whose time has come; gives the time to the next in ms."""
+        while self._late:
+            due, listener, call, flush = self._late[0]
+            left_ms = 1000 * (due - time.monotonic())
+            if left_ms > 0:
+                return left_ms
+            self._late.popleft()
+            self._log.thread = call.thread
+            self._log.append(Kind.FLUSH, flush.node, flush.covers, flags=flush.flags)
+            if listener in self._listeners:
+                kernel.answer(listener, call)
+        return math.inf
 
     def _hear(self, listener: int, event: int) -> None:
         if event & select.POLLIN:
@@ -243,6 +270,9 @@ class Recorder:
                 if isinstance(outcome, Give):
                     self._give(listener, call, outcome)
                     return
+                if isinstance(outcome, Late):
+                    self._late.append((time.monotonic() + self._flush_delay_s, listener, call, outcome))
+                    return
             except Gone:
                 return
             except OSError as failed:
@@ -257,9 +287,9 @@ class Recorder:
             # signal came: the caller will repeat the call, and gets this answer then.
             self._unanswered[call.thread] = same, value, error
 
-    def _make(self, call: Call) -> int | Give | None:
+    def _make(self, call: Call) -> int | Give | Late | None:
         try:
-            made: int | Give | None = self._handlers[call.number](call)
+            made: int | Give | Late | None = self._handlers[call.number](call)
         except (ValueError, OverflowError) as error:  # what Python refuses to pass on
             raise OSError(errno.EINVAL, str(error)) from None
         finally:
@@ -369,6 +399,7 @@ def _record(asked: argparse.Namespace) -> NoReturn:
             asked.root,
             asked.log,
             do_flushes=asked.do_flushes,
+            flush_delay_s=asked.flush_delay,
             faults=Faults(asked.fail_write, asked.fail_flush),
             acknowledged=re.compile(asked.acknowledged.encode()) if asked.acknowledged else None,
             limit_bytes=asked.limit_bytes,
@@ -415,6 +446,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("log", type=Path, metavar="LOG", help="where the log goes, outside of it")
     parser.add_argument("--acknowledged", metavar="PATTERN", help="a line on stdout that matches is a mark")
     parser.add_argument("--do-flushes", action="store_true", help="flushes are done, not only logged and answered")
+    parser.add_argument("--flush-delay", type=float, default=0.0, metavar="SECONDS", help="how long a flush takes")
     parser.add_argument("--fail-write", type=int, default=0, metavar="N", help="the N-th write fails with ENOSPC")
     parser.add_argument("--fail-flush", type=int, default=0, metavar="N", help="the N-th flush fails with EIO")
     parser.add_argument("--limit-bytes", type=int, default=LIMIT_BYTES, help="the log's largest size")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from durabench_model import MARK_FD, WHERE_FD, kernel
 from durabench_model.caller import AT_FDCWD
-from durabench_model.ground import Give, Ground, offset
+from durabench_model.ground import Give, Ground, Late, offset
 from durabench_model.log import DATA_ONLY, FAILED, Kind, LogWriter
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ class Writing(Ground):
         log: LogWriter,
         *,
         do_flushes: bool = False,
+        late_flushes: bool = False,
         faults: Faults | None = None,
         acknowledged: re.Pattern[bytes] | None = None,
     ) -> None:
         """`acknowledged`: a line on the recorder's own stdout that matches is a mark."""
         super().__init__(root, log)
-        self._do_flushes, self._faults = do_flushes, faults or Faults()
+        self._do_flushes, self._late_flushes, self._faults = do_flushes, late_flushes, faults or Faults()
         self._writes = self._flushes = 0
         self._mapped: dict[int, tuple[int, bytearray]] = {}  # node → our descriptor, its content as logged
         self._pattern, self._stdout, self._line = acknowledged, os.fstat(1) if acknowledged else None, b""
@@ -214,7 +215,7 @@ class Writing(Ground):
 
     # --- flushing
 
-    def fsync(self, call: Call, flags: int = 0) -> int | None:
+    def fsync(self, call: Call, flags: int = 0) -> int | Late | None:
         number = call.arguments[0]
         node = self.node_behind(call, number)
         if node is None:
@@ -228,10 +229,12 @@ class Writing(Ground):
             file = self.files.get(number)
             fd = self.borrow(call, number) if file is None else file.fd
             (os.fdatasync if flags & DATA_ONLY else os.fsync)(fd)
+        if self._late_flushes:
+            return Late(node, flags, self.log.position)
         self.log.append(Kind.FLUSH, node, flags=flags)
         return 0
 
-    def fdatasync(self, call: Call) -> int | None:
+    def fdatasync(self, call: Call) -> int | Late | None:
         return self.fsync(call, DATA_ONLY)
 
     def sync(self, _call: Call) -> int:

@@ -215,6 +215,25 @@ def test_a_log_alone_does_not_end_in_nuls_and_with_a_neighbour_it_does(tmp_path)
     assert "" in ends_in_nuls(two, neighbours=False)
 
 
+def test_a_slow_flush_covers_what_was_there_when_it_was_asked_for_and_a_neighbour_commits_meanwhile(tmp_path):
+    code = SERVER + (
+        "if os.fork() == 0:\n"
+        "    for i in range(400): put(f'n{i}', b'x', sync=True)\n"
+        "    os._exit(0)\n"
+        "for i in range(12): os.write(f, b'%d' % (i % 10) * 700); os.fdatasync(f); mark(i)\n"
+    )
+    made = record(tmp_path, code, "--flush-delay", "0.004")
+    flushes = [(i, e) for i, e in enumerate(made.log.entries) if e.kind is Kind.FLUSH]
+    assert all(0 < entry.b <= index for index, entry in flushes)
+    assert any(entry.b < index for index, entry in flushes), "nobody did anything meanwhile"
+    assert "" in ends_in_nuls(made, neighbours=False)
+    for gap in made.log.gaps():
+        wanted = b"".join(b"%d" % (i % 10) * 700 for i in made.log.acknowledged(gap.last))
+        for profile in Profile:
+            for tree in made.trees(profile, gap.last, draws=2):
+                assert not wanted or tree.items["log"].content().startswith(wanted)
+
+
 def test_what_was_acknowledged_is_there_with_and_without_neighbours(tmp_path):
     for code in (LONELY, WITH_NEIGHBOUR):
         where = tmp_path / str(len(code))
