@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from durabench_model.contents import BLOCK, Drawn, Part, blocks_of, compose, torn, whole
 from durabench_model.log import BYTES, Kind
-from durabench_model.states import NEEDS_COMMIT, TORN, Class, Node, State
+from durabench_model.states import AT_RANDOM, NEEDS_COMMIT, TORN, Class, Node, State
 
 if TYPE_CHECKING:
     from durabench_model.medium import Medium
@@ -37,7 +37,7 @@ class Choice:
 
     def _wants(self, index: int, number: int, share: float) -> bool:
         kind = self.state.kind
-        if kind in {Class.SUBSET, *TORN}:
+        if kind in AT_RANDOM:
             return (kind in TORN and index <= self.one) or self.rng.random() < share
         wanted = {
             Class.ALL: True,
@@ -89,7 +89,7 @@ class Choice:
     def _grows_alone(self) -> bool:
         """Whether a file grew by a write whose bytes are not there."""
         kind = self.state.kind
-        return kind is Class.NAMES or (kind in {Class.SUBSET, *TORN} and self.rng.random() < 0.25)
+        return kind is Class.NAMES or (kind in AT_RANDOM and self.rng.random() < 0.25)
 
 
 class Posix(Choice):
@@ -127,7 +127,7 @@ class Ext4(Choice):
     def _commit(self) -> int:
         """Before which entry the journal committed last."""
         model, kind, position = self.model, self.state.kind, self.state.position
-        if kind in {Class.SUBSET, *TORN}:
+        if kind in AT_RANDOM:
             later = [index for index in self.changes if index > model.committed]
             return self.rng.choice([model.committed, position, *model.commits, *later])
         about_bytes = self.one < 0 or self.entries[self.one].kind in BYTES
@@ -194,7 +194,7 @@ class Ext4(Choice):
         if reached == blocks.start:
             return None
         kind = self.state.kind
-        split = kind is Class.NAMES or (kind in {Class.SUBSET, *TORN} and (self.state.seed ^ index) % 2 == 0)
+        split = kind is Class.NAMES or (kind in AT_RANDOM and (self.state.seed ^ index) % 2 == 0)
         return end if reached == blocks.stop else reached * BLOCK if split else None
 
     def _block(self, unit: int) -> int:
@@ -211,7 +211,7 @@ class Ext4(Choice):
         kind, here = self.state.kind, self.one in before
         if kind in TORN and here:
             return self.one
-        if kind in {Class.SUBSET, *TORN}:
+        if kind in AT_RANDOM:
             return self.rng.choice((0, self.journal, self.rng.choice(before) + 1))
         missing = (index for index in before if not self.kept[index])
         wanted = {
@@ -230,7 +230,7 @@ class Ext4(Choice):
         blocks = len(blocks_of(self.entries[following]))
         if following == self.torn:
             return following, self.rng.randrange(blocks + 1)
-        if self.state.kind not in {Class.SUBSET, *TORN} or self.rng.random() < 0.7:
+        if self.state.kind not in AT_RANDOM or self.rng.random() < 0.7:
             return -1, 0
         return following, self.rng.randrange(blocks)
 
@@ -238,7 +238,7 @@ class Ext4(Choice):
         """From which entry on write-back had begun and not ended: sizes are there, bytes are NULs."""
         marker = max((each for each in node.markers if each < self.journal), default=-1)
         begun = [each for each in node.pending if marker < each <= written]
-        if not begun or self.state.kind not in {Class.SUBSET, *TORN} or self.rng.random() > 0.25:
+        if not begun or self.state.kind not in AT_RANDOM or self.rng.random() > 0.25:
             return self.state.position
         return self.rng.choice(begun)
 

@@ -40,6 +40,8 @@ class Class(StrEnum):
 
 
 TORN = (Class.TORN_HEAD, Class.TORN_TAIL, Class.TORN_MIDDLE, Class.TORN_ANY)
+AT_RANDOM = frozenset({Class.SUBSET, *TORN})
+"""Where more than one change is drawn."""
 DRAWN = tuple(each for each in Class if each is not Class.MASK)
 
 
