@@ -1,4 +1,5 @@
-"""``pytest --durabench URL``: one test per check of a live deployment, beside a project's own tests.
+"""``pytest --durabench URL``: one test per check of a live deployment, beside a project's own tests; and the fixture
+`durable`, which with ``--durabench-explore`` lets a test fail whose save a power cut may take.
 
 Loaded by every pytest of an environment that has durabench, so nothing but pytest is imported before the option is
 given.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 STATUS_KEY = "durabench"
 """Marker of every item made here, for ``-m durabench``, and what is handed to a worker of pytest-xdist."""
@@ -29,9 +32,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--durabench-survive", default="drive", metavar="DOMAIN", help="client, server, machine or drive.")
     group.addoption("--durabench-max-loss", default="0", metavar="TIME", help="0, or 2s.")
     group.addoption("--durabench-probe", action="store_true", help="Prove it, in a namespace that is removed again.")
+    group.addoption("--durabench-explore", action="store_true", help="Explore what is called with `durable`.")
+    group.addoption("--durabench-profile", default="posix", metavar="PROFILE", help="posix or ext4-ordered.")
     group.addoption(
         "--durabench-ignore", action="append", default=[], metavar="ID=REASON", help="An accepted finding; repeatable."
     )
+
+
+@pytest.fixture
+def durable(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """Call a function that returns when it has saved below ``tmp_path``; the test fails if a power cut may take it.
+
+    ``durable(save, tmp_path / "checkpoint", value)``. Without ``--durabench-explore`` it is only called. With it, it
+    runs in a fork whose file calls are recorded: what it does elsewhere is not seen, and nothing of it comes back.
+    """
+
+    def call(function: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        if not request.config.getoption("--durabench-explore"):
+            function(*arguments, **options)
+            return
+        from durabench import explore
+
+        profile = request.config.getoption("--durabench-profile")
+        called = update_wrapper(partial(function, *arguments, **options), function)
+        try:
+            report = explore.explore_function(called, tmp_path, profile=profile)
+        except (explore.UsageError, explore.CannotRecord) as error:
+            pytest.fail(f"durabench: {error}", pytrace=False)
+        if report.verdict != "kept":
+            pytest.fail(explore.render(report, "table"), pytrace=False)
+
+    return call
 
 
 def pytest_configure(config: pytest.Config) -> None:

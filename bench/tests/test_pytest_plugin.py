@@ -158,3 +158,49 @@ def test_without_the_option_nothing_is_loaded_but_the_plugin(project, tmp_path):
     ran, found = project()
     assert ran.returncode == 0, ran.stdout
     assert found == {"test_loaded": []}
+
+
+SAVES = """
+import os
+
+def save(path, value, flush):
+    with open(path, "w") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
+    if flush:
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+def test_right(durable, tmp_path):
+    durable(save, tmp_path / "checkpoint", "x" * 3000, flush=True)
+    assert (tmp_path / "checkpoint").read_text() == "x" * 3000
+
+def test_wrong(durable, tmp_path):
+    durable(save, tmp_path / "checkpoint", "x" * 3000, flush=False)
+
+def test_nothing(durable, tmp_path):
+    durable(len, "nothing")
+
+def test_raises(durable, tmp_path):
+    durable(save, tmp_path / "no" / "checkpoint", "", flush=False)
+"""
+
+
+def test_a_save_that_a_power_cut_may_take_fails_its_test(project, tmp_path):
+    (tmp_path / "test_own.py").write_text(SAVES)
+    ran, found = project("--durabench-explore")
+    assert (found["test_right"], found["test_wrong"]) == ([], ["failure"]), ran.stdout
+    assert "create checkpoint  [fsync-directory]" in ran.stdout
+    assert found["test_nothing"] == found["test_raises"] == ["failure"]
+    assert "did nothing below" in ran.stdout
+    assert "FileNotFoundError" in ran.stdout
+    ran, found = project("--durabench-explore", "--durabench-profile", "ext4-ordered")
+    assert (found["test_right"], found["test_wrong"]) == ([], []), "there a file brings all names with it"
+
+
+def test_without_the_option_the_fixture_only_calls(project, tmp_path):
+    (tmp_path / "test_own.py").write_text(SAVES)
+    ran, found = project()
+    assert [name for name, what in found.items() if what] == ["test_raises"], ran.stdout

@@ -146,7 +146,7 @@ def test_verdicts_tell_all_there_are():
 def test_variables_of_the_environment_are_all_there():
     code = [
         path
-        for room in ("bench/durabench", "backends/durabench_backends", "vm/durabench_vm")
+        for room in ("bench/durabench", "backends/durabench_backends", "vm/durabench_model", "vm/durabench_vm")
         for path in ROOT.glob(f"{room}/**/*.py")
     ]
     read = {

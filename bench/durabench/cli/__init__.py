@@ -16,7 +16,7 @@ import typer
 
 from durabench import fault as faults
 from durabench import workload as workloads
-from durabench.cli import around, compare, plan, report, run, verify
+from durabench.cli import around, compare, explore, plan, report, run, verify
 from durabench.cli.discreet import discreet
 from durabench.cli.screen import BROKEN, COULD_NOT_TELL, INTERRUPTED, USAGE, stop
 from durabench_backends import registry
@@ -36,6 +36,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command(name="list")(around.list_)
 app.command()(verify.verify)
+app.command()(explore.explore)
 app.command()(plan.plan)
 app.command()(report.report)
 app.command()(compare.compare)
@@ -73,6 +74,7 @@ def _tell(error: Exception) -> NoReturn:
     not wait for the modules of all others.
     """
     from durabench import device, output, profile, results, schedule
+    from durabench import explore as exploring
     from durabench import plan as planning
     from durabench import report as reports
     from durabench import run as running
@@ -97,6 +99,7 @@ def _tell(error: Exception) -> NoReturn:
         verifying.UnknownCheck,
         NoLogin,
         planning.TraceError,
+        exploring.UsageError,
     )
     could_not = (
         *(running.Unsupported, results.ResultsFull, HarnessError, RecordingError, MissingExtra),
