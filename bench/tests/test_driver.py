@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from durabench import driver, payload, workload
+from durabench import driver, guest, payload, workload
+from durabench.service import Target
 from durabench_backends.contract import METADATA, NotReady, Op
 
 SEED = 3
@@ -202,3 +205,11 @@ def test_settings_in_force_are_told_where_they_are_asked_for(monkeypatch, tmp_pa
     monkeypatch.setattr(driver, "backend_of", lambda target: SimpleNamespace())
     assert "AttributeError" in driver._in_force({**order, "look": True})["settings"][METADATA]["why"]
     assert Path(tmp_path).exists()
+
+
+def test_a_driver_needs_no_more_of_us_than_what_is_copied_into_a_guest():
+    env = guest.driver_env([Target("files", "fsync-dir"), Target("sqlite", "wal-full")], "append")
+    code = "import durabench.driver, sys; print(*(m for m in sys.modules if m.startswith('durabench_')), sep='\\n')"
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {name.partition(".")[0] for name in done.stdout.split()} == {"durabench_backends"}
