@@ -8,8 +8,8 @@ __all__ = ["mark"]
 
 
 def mark(value: object = None) -> None:
-    """Acknowledge, in a program that `durabench explore` records: what was written before this call must survive. Nothing
-    happens where nobody records. ``value`` is anything that JSON can hold; TypeError otherwise.
+    """Acknowledge, in a program that `durabench explore` records: what was written before this call must survive.
+    Nothing happens where nobody records. ``value`` is anything that JSON can hold; TypeError otherwise.
     """
     from durabench_model import mark as acknowledge  # a driver in a guest has the harness, and not the model
 
