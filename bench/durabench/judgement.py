@@ -155,13 +155,15 @@ def _peace(outcome: Outcome, history: History, namespace: str) -> Row:
 def failed_controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The controls among ``rows`` that say that the campaign cannot be trusted, each in a phrase.
 
-    What must keep must have kept in every trial; what must lose, in at least one of those of the same kind and fault.
+    What must keep must have kept in every trial; what must lose, in at least one of those of the same kind and fault,
+    in every lane and on every file system.
     """
-    grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    grouped: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault((row["control"], label_of(row), row["fault"]), []).append(row)
+        place = row.get("lane"), row.get("filesystem")
+        grouped.setdefault((row["control"], label_of(row), row["fault"], *place), []).append(row)
     failed = []
-    for (kind, label, name), members in grouped.items():
+    for (kind, label, name, *_), members in grouped.items():
         held = {
             "negative": all(row["verdict"] == "kept" for row in members),
             "positive": any(row["lost"] or row["unavailable"] for row in members),

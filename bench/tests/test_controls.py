@@ -85,3 +85,20 @@ def test_what_a_control_must_show(row, doubtful):
     failed = judgement.failed_controls([whole])
     assert bool(failed) == doubtful
     assert all(row["control"] in phrase and "so it was" in phrase for phrase in failed)
+
+
+def test_what_must_lose_must_do_so_on_every_file_system():
+    row = {"backend": "files", "setting": "rename", "fault": "cut-power", "control": "positive", "corrupt": 0}
+    rows = [
+        {
+            **row,
+            "verdict": "no-promise",
+            "why": f"{lost} lost",
+            "lost": lost,
+            "unavailable": False,
+            "lane": "loop",
+            "filesystem": name,
+        }
+        for lost, name in ((3, "ext4"), (0, "xfs"))
+    ]
+    assert judgement.failed_controls(rows) == ["positive (files:rename, cut-power: 0 lost)"]
