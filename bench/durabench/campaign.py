@@ -266,6 +266,12 @@ def run_recording(
         seconds.append(time.monotonic() - began)
 
 
+def _what_was_seen(plan: TrialPlan, error: Exception) -> Outcome:
+    """A trial that was not struck, with what its writers had read."""
+    seen = error.events if isinstance(error, recorded.Disturbed) else ()
+    return without_trial(plan, str(error), seen=seen)
+
+
 def _kill_slowly(
     plans: Sequence[TrialPlan],
     laboratory: Laboratory,
@@ -283,7 +289,7 @@ def _kill_slowly(
                 hear(outcome)
         except (HarnessError, OSError) as error:
             if not stop.is_set():
-                hear(without_trial(plan, str(error)))
+                hear(_what_was_seen(plan, error))
                 tell(Trouble(Visit([plan]), str(error), strikes=1))
 
 
@@ -302,7 +308,15 @@ def _look_at_states(
         hear(outcome)
         found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
 
-    made = recorded.record(plans[0], laboratory, stop.is_set)
+    try:
+        made = recorded.record(plans[0], laboratory, stop.is_set)
+    except recorded.Disturbed as error:
+        outcome = _what_was_seen(plans[0], error)
+        if not stop.is_set() and any(
+            row["verdict"] == "broken" for row in judgement.rows(outcome, held(plans[0], prepared), "", "")
+        ):
+            hear(outcome)  # its writers saw it in peace: no crash state is needed to tell
+        raise
     until = time.monotonic() + share_s
     try:
         recorded.run_states(made, plans, laboratory, look, lambda: stop.is_set() or time.monotonic() > until)

@@ -78,11 +78,20 @@ def _row(outcome: Outcome, history: History, namespace: str, held: Held, host: s
         "payload_bytes": sum(a.op.size for a in history.acknowledged(namespace) if a.op.verb == "put"),
         "control": plan.control,
         **outcome.more,
-        **outcome.by_namespace.get(namespace, {}),
+        **_told(outcome, namespace, finding, destroyed),
         "verdict": verdict.verdict,
         "why": verdict.why,
         "replay": f"durabench replay {shlex.quote(folder)} {plan.trial}",
     }
+
+
+def _told(outcome: Outcome, namespace: str, finding: checker.Finding, destroyed: Domain) -> Row:
+    """In which gap of a namespace a crash state is, and whether it tells. One that kept every write and lost nothing
+    does not, where a drive could have dropped some: a store that forgets to flush would have come through as well.
+    """
+    told = dict(outcome.by_namespace.get(namespace, {}))
+    kept_all = str(outcome.more.get("state") or "").startswith("all/") and destroyed > Domain.MACHINE
+    return told | ({"telling": False} if told and kept_all and not finding.gone else {})
 
 
 def _identity(plan: TrialPlan, namespace: str) -> Row:

@@ -56,6 +56,14 @@ STOP_S = 0.1
 STOPPED = "the campaign was stopped"
 
 
+class Disturbed(HarnessError):
+    """What kept writers from their end, with the events that they had told until then: what they read is evidence."""
+
+    def __init__(self, why: str, events: Sequence[Event]) -> None:
+        super().__init__(why)
+        self.events = events
+
+
 @dataclass
 class Recorded:
     """A recording, the events of its writers, and what it began from."""
@@ -314,7 +322,7 @@ def _write(
     stop: Callable[[], bool],
     victim: int | None = None,
 ) -> None:
-    """Start servers and writers; returns when all puts are acknowledged, or inside put ``victim``. HarnessError."""
+    """Start servers and writers; returns when all puts are acknowledged, or inside put ``victim``. Disturbed."""
     services = _services(plan, machine, folders)
     for service in {id(service): service for service in services.values()}.values():
         service.start()
@@ -345,7 +353,8 @@ def _write(
         writing.wait(plan, puts, victim, stop)
     except HarnessError as error:
         dead = machine.dead_daemon()
-        raise type(error)(f"{error}; {dead}" if dead else str(error)) from None
+        told = [*writing.events, *_not_in_force(plan, writing.events)]
+        raise Disturbed(f"{error}; {dead}" if dead else str(error), told) from None
 
 
 # --- crash states

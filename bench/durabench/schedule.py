@@ -274,8 +274,7 @@ def plans(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPl
     for _ in range(_rounds(sum(times), asked, profile) if here else 0):
         made += [_plan(cell, asked, profile) for cell, number in zip(here, times, strict=True) for _ in range(number)]
     if on_disk:
-        for like in {(cell.lane, cell.filesystem): cell for cell in reversed(on_disk)}.values():
-            made += _power_controls(like, asked, profile)
+        made += _power_controls(on_disk, asked, profile)
         made += _recordings(on_disk, asked, profile)
     return [_numbered(plan, number, asked) for number, plan in enumerate(made)]
 
@@ -337,25 +336,27 @@ def _controls(asked: Asked, profile: Profile) -> list[TrialPlan]:
     ]
 
 
-def _power_controls(like: Cell, asked: Asked, profile: Profile) -> list[TrialPlan]:
-    """Crash states whose outcome is known, in the lane and on the file system of a cell: the right way survives, no
-    flush loses, a lying drive loses even the right way.
+def _power_controls(found: Sequence[Cell], asked: Asked, profile: Profile) -> list[TrialPlan]:
+    """Crash states whose outcome is known, in every lane and on every file system that is used: the right way survives,
+    no flush loses, a lying drive loses even the right way.
     """
-    if faults.load(like.fault).late_flushes:  # images are looked at where that is fastest, whatever is killed alive
-        like = replace(like, lane=asked.lane or guest.default_lane())
+    # Images are looked at where that is fastest, also where a server is killed alive.
+    fastest = asked.lane or guest.default_lane()
+    where = [(fastest if faults.load(cell.fault).late_flushes else cell.lane, cell.filesystem) for cell in found]
     negative, positive = (
         targets_of(name)[0] for name in (profile.power.controls.negative, profile.power.controls.positive)
     )
     made = []
-    for target, fault, control in (
-        (negative, "cut-power", "negative"),
-        (negative, "lying-drive", "positive"),
-        (positive, "cut-power", "positive"),
-    ):
-        plan = _plan(replace(like, metadata=target, data=target, fault=fault), asked, profile)
-        name = f"control-{target.label}-{like.filesystem}".replace(":", "_")
-        plan = replace(plan, workload="append", writers=1, settle_s=0.0, flush_delay_s=0.0, puts=CONTROL_PUTS)
-        made += [replace(plan, control=control, recording=name)] * CONTROL_STATES
+    for lane, filesystem in dict.fromkeys(where):
+        for target, fault, control in (
+            (negative, "cut-power", "negative"),
+            (negative, "lying-drive", "positive"),
+            (positive, "cut-power", "positive"),
+        ):
+            plan = _plan(Cell(target, target, fault, lane=lane, filesystem=filesystem), asked, profile)
+            name = f"control-{target.label}-{lane}-{filesystem}".replace(":", "_")
+            plan = replace(plan, workload="append", writers=1, settle_s=0.0, flush_delay_s=0.0, puts=CONTROL_PUTS)
+            made += [replace(plan, control=control, recording=name)] * CONTROL_STATES
     return made
 
 

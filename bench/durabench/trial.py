@@ -224,12 +224,15 @@ def run_trial(plan: TrialPlan, site: Site) -> Outcome:
     return Outcome(plan, cycle.events, cycle.sizes, site.machine.driver, started, took_s, error=why)
 
 
-def without_trial(plan: TrialPlan, why: str, error: str | None = None) -> Outcome:
-    """What is left of a trial that could not begin: a history that says so. ``error``: as in `Outcome`."""
+def without_trial(plan: TrialPlan, why: str, error: str | None = None, seen: Sequence[Event] = ()) -> Outcome:
+    """What is left of a trial that could not begin: a history that says so. ``error``: as in `Outcome`. Where it began
+    and was not struck, ``seen`` is what its writers told, which stands.
+    """
     now_ns = time.monotonic_ns()
     events: list[Event] = [
-        {"e": "trial", "t": now_ns, "seed": plan.seed, "trial": plan.trial, "attempt": plan.attempt},
-        {"e": "doubt", "t": now_ns, "why": why},
+        {"e": "trial", "t": now_ns, "seed": plan.payload_seed, "trial": plan.trial, "attempt": plan.attempt},
+        *seen,
+        {"e": "doubt", "t": now_ns, "why": why, "voids": not seen},
     ]
     return Outcome(plan, events, started=datetime.now(UTC).isoformat(timespec="milliseconds"), error=error)
 

@@ -92,11 +92,12 @@ def test_judge_does_not_hold_where_nothing_could_be_judged(finished, typed, monk
     rows = [now for _, now in run.judge_again(Folder.open(out)) if now["control"] is None]
     rows = [row for row in rows if (row["fault"], row["namespace"]) == ("kill-client", "metadata")]
     doubted = [{**row, "verdict": "unknown"} for row in rows]
-    for again, expected in ((doubted, 3), ([rows[0], *doubted[1:]], 0)):
+    untold = [{**row, "recording": "r0", "gap": 1, "telling": False} for row in rows]
+    for again, expected in ((doubted, 3), ([rows[0], *doubted[1:]], 0), (untold, 3)):
         monkeypatch.setattr(run, "judge_again", lambda _, again=again: [(row, row) for row in again])
         status, said, _ = typed("judge", out)
         assert status == expected
-        told = "in 1 cells no trial could be judged: files:fsync-dir kill-client metadata"
+        told = "of 1 cells nobody can tell: files:fsync-dir kill-client metadata"
         assert (told in said) == (expected == 3)
 
 

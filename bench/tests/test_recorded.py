@@ -4,15 +4,19 @@ settings were in force. Recordings are written by hand; nothing is booted.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import threading
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import durabench_vm as vm
-from durabench import checker, judgement, payload, process, recorded
+from durabench import campaign, checker, judgement, payload, process, recorded
 from durabench.history import from_events
 from durabench.process import HarnessError, Process
 from durabench.service import Target
@@ -147,6 +151,37 @@ def test_what_a_get_found_counts_where_its_answer_does(made):
     events = [armed(0, "a"), ok(0), get, {"e": "found", "w": 0, "i": 1, "value": None, "t": 0}, ok(1)]
     assert "found" not in [event["e"] for event in recorded.written_before(made(entries, events), 1)]
     assert "found" in [event["e"] for event in recorded.written_before(made(entries, events), 2)]
+
+
+def forgets(tmp_path):
+    """What a recording raises whose writer puts, reads that it is gone, and gives up."""
+    place = SimpleNamespace(root=str(tmp_path), start=lambda *_, **__: SimpleNamespace(write_line=lambda line: None))
+    machine = SimpleNamespace(
+        root=tmp_path, place=place, dead_daemon=lambda: None, send=lambda *_: None, port=lambda name: 0
+    )
+    writing = recorded._Writing(SimpleNamespace(mark=lambda mark: None))
+    found = {"e": "found", "w": 0, "i": 1, "value": None}
+    for event in (armed(0, "a"), ok(0), armed(1, "a", verb="get"), found, {"e": "info", "w": 0, "i": 1, "why": "gone"}):
+        writing.hear(json.dumps(event))
+    writing.writers.append(place.start())
+    folders = {METADATA: "store", "data": "store"}
+    with pytest.raises(recorded.Disturbed, match="the guest's writer stopped: gone") as raised:
+        recorded._write(plan_of(puts=4), machine, folders, writing, lambda: False)
+    return raised.value
+
+
+@pytest.mark.parametrize("fault, name", [("cut-power", "record"), ("slow-drive", "kill_on_slow_drive")])
+def test_what_writers_saw_in_peace_is_told_though_they_gave_up(fault, name, tmp_path, monkeypatch):
+    error = forgets(tmp_path)
+    monkeypatch.setattr(recorded, name, lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(campaign, "held", lambda *_: dict.fromkeys((METADATA, "data"), judgement.Held(SAFE)))
+    told, laboratory = [], SimpleNamespace(alone=lambda targets: nullcontext())
+    plan = replace(plan_of(puts=4), fault=fault)
+    campaign.run_recording([plan], laboratory, None, {}, told.append, threading.Event(), [])
+    outcome, trouble = told
+    row = judgement.rows(outcome, campaign.held(), "h", "f")[0]
+    assert (row["verdict"], row["lost"]) == ("broken", 1)
+    assert (trouble.why, trouble.strikes) == ("the guest's writer stopped: gone", 1)
 
 
 # --- whose fault it is

@@ -140,6 +140,20 @@ def test_controls_come_first_and_are_about_what_is_known():
     assert {(p.workload, p.writers, p.settle_s) for p in controls} == {("append", 1, 0.0)}
 
 
+def test_every_lane_and_file_system_that_is_used_has_controls_of_its_own():
+    plans = planned(Asked(lane="swap"), profile.load("full"))
+    states = [plan for plan in plans if plan.recording is not None]
+    used = {(plan.lane, plan.filesystem) for plan in states if plan.control is None and plan.fault != "slow-drive"}
+    assert len(used) > 2
+    for place in used:
+        controls = {(p.control, p.fault, p.recording) for p in states if p.control and (p.lane, p.filesystem) == place}
+        assert [each[:2] for each in sorted(controls)] == [
+            ("negative", "cut-power"), ("positive", "cut-power"), ("positive", "lying-drive"),
+        ]  # fmt: skip
+    grouped = schedule.recordings(states)
+    assert all(len({(plan.lane, plan.filesystem) for plan in plans}) == 1 for plans in grouped)
+
+
 # --- pace
 
 

@@ -97,12 +97,12 @@ def draw_states(
     modes: Sequence[Mode] = CLASSES,
 ) -> Draw:
     """Draw at most `count` states from gaps, taken from each of `strata` in turn while it has some left in the round:
-    so a few states are of all of them. `modes`: the classes to draw from.
+    so a few states are of all of them, and which comes first is drawn. `modes`: the classes to draw from.
     """
     rng = Random(seed)
     unit = recording.unit_bytes if unit_bytes is None else unit_bytes
     made = _Space(recording, contents or Contents(recording), unit, lie_from, tuple(modes), rng)
-    pools = [[_Pool(gap) for gap in gaps] for gaps in strata]
+    pools = [[_Pool(gap) for gap in gaps] for gaps in rng.sample(strata, len(strata))]
     found: list[Drawn] = []
     left = True
     while left and len(found) < count:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from durabench.output import Output
+    from durabench.results import Folder
     from durabench.row import Row
 
 
@@ -101,7 +102,8 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
     from durabench.row import names_of
 
     known = {(one.setting, one.fault) for one in load_expectations(expect)}
-    every = running.judge_again(Folder.open(directory))
+    folder = Folder.open(directory)
+    every = running.judge_again(folder)
     pairs = [(was, now) for was, now in every if now is not None]
     gone = list(dict.fromkeys(Folder.history_name(was) for was, now in every if now is None))
     broken = [now for _, now in pairs if now["verdict"] == "broken" and now["control"] is None]
@@ -112,11 +114,10 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
     if gone:
         shown = ", ".join(gone[:5]) + ("" if len(gone) <= 5 else f" and {len(gone) - 5} more")
         print(f"gone or torn: {shown}: cannot be judged again")
-    unknown = _unknown([now for _, now in pairs if now["control"] is None])
+    unknown = _unknown([{**was, **now} for was, now in pairs], folder)
     if unknown:
-        print(
-            f"in {len(unknown)} cells no trial could be judged: {', '.join(unknown[:5])}{', …' if unknown[5:] else ''}"
-        )
+        shown = f"{', '.join(unknown[:5])}{', …' if unknown[5:] else ''}"
+        print(f"of {len(unknown)} cells nobody can tell: {shown}")
     if not every:
         print("no trial of this run ended: there is nothing to judge")
     expected = f", {len(broken) - len(new)} of them expected" if len(new) < len(broken) else ""
@@ -124,18 +125,12 @@ def judge(directory: Annotated[Path, typer.Argument(metavar="DIR")], expect: Exp
     sys.exit(1 if new else COULD_NOT_TELL if different or gone or unknown or not every else 0)
 
 
-def _unknown(rows: Sequence[Row]) -> list[str]:
-    """The cells of which no trial could be judged: where nothing is known, nothing held."""
-    from durabench.report.cells import KEY, worst
-    from durabench.row import label
+def _unknown(rows: Sequence[Row], folder: Folder) -> list[str]:
+    """The cells of which nobody can tell, as the run itself counts them: where nothing is known, nothing held."""
+    from durabench.report.cells import cells
 
-    verdicts: dict[tuple[str, ...], list[str]] = {}
-    names: dict[tuple[str, ...], str] = {}
-    for row in rows:
-        key = tuple(str(row.get(name)) for name in (*KEY, "url"))
-        names[key] = f"{label(row)} {row['fault']} {row['namespace']}"
-        verdicts.setdefault(key, []).append(row["verdict"])
-    return [names[key] for key, seen in verdicts.items() if worst(seen) == "unknown"]
+    found = cells(rows, latencies=lambda row: folder.samples(row.get("samples_at"), row.get("samples_n")))
+    return [f"{cell.label} {cell.fault} {cell.namespace}" for cell in found if cell.verdict == "unknown"]
 
 
 def replay(
