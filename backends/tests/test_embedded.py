@@ -295,16 +295,49 @@ store.put("key", b"never renamed")
     in_another_process(code, tmp_path, kill=True)
     folder = tmp_path / "files" / "metadata"
     assert len(list(folder.iterdir())) == 1
-    living, store = backend.open("metadata"), backend.open("metadata")
-    assert isinstance(living, files.FilesStore)
-    (folder / living._temporary).touch()
+    theirs = [folder / ".tmp-mine", folder / f".tmp-{'0' * 16}"]  # no name of ours, and no file
+    theirs[0].touch()
+    theirs[1].symlink_to(theirs[0])
+    store = backend.open("metadata")
     assert list(store.keys()) == []
     assert store.get("key") is None
-    assert len(list(folder.iterdir())) == 2, "reading removes nothing"
+    assert len(list(folder.iterdir())) == 3, "reading removes nothing"
     store.put("other", b"value")
-    assert sorted(path.name for path in folder.iterdir()) == [living._temporary, "other"], "only the dead writer's goes"
+    assert sorted(folder.iterdir()) == sorted([*theirs, folder / "other"]), "only the dead writer's goes"
     backend.drop("metadata")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("write", ["put", "put_if_absent"])
+@pytest.mark.parametrize("apart", [[], ["unshare", "--pid", "--fork", "--mount-proc"]])
+def test_a_put_that_is_under_way_is_not_swept_whatever_its_process_is_called(tmp_path, write, apart):
+    """In another namespace of processes its id is somebody else's, or nobody's. Needs root."""
+    if apart and os.geteuid() != 0:
+        assert subprocess.run([*apart, "true"], check=False, capture_output=True).returncode != 0
+        return
+    code = """
+import os, pathlib, sys
+from durabench_backends.files import Files
+store = Files(Files.settings[3], pathlib.Path(sys.argv[1]), None).open("metadata")
+name = "rename" if sys.argv[2] == "put" else "link"
+finish = getattr(os, name)
+def wait(*words, **more):
+    print("under way", flush=True)
+    sys.stdin.read(1)
+    finish(*words, **more)
+setattr(os, name, wait)
+getattr(store, sys.argv[2])("key", b"value")
+"""
+    backend = made(files.Files, "fsync-dir", tmp_path)
+    argv = [*apart, sys.executable, "-c", code, str(tmp_path), write]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"under way\n"
+        store = backend.open("metadata")
+        store.put("other", b"value")
+        writer.communicate(b"\n", timeout=60)
+    assert writer.returncode == 0
+    assert sorted(store.keys()) == ["key", "other"]
+    assert store.get("key") == b"value"
 
 
 def test_a_crash_that_took_the_directory_leaves_an_empty_store(tmp_path):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from durabench import fault as faults
 from durabench import floor, judgement, recorded, schedule
+from durabench.ground import LEAVE_S
 from durabench.guest import Laboratory, NoMachine
 from durabench.host import machine8
 from durabench.judgement import FailedControl, Held
@@ -50,8 +51,8 @@ SHARES = 10
 """A visit gets so small a part of a budget …"""
 TRIAL_S = 2.0
 """… or, where that is more, twice what its targets took to come up, and a trial."""
-LEAVE_S = 10.0
-"""How long an interrupted campaign waits for the trials in flight."""
+DROP_S = 10.0
+"""Longest that it takes to leave somebody's store as it was found."""
 SWITCH_S = 0.0005
 """Longest that one thread computes while another, which has heard of a put, waits to strike: usually ten times that."""
 
@@ -198,7 +199,7 @@ class _Visiting:
                 self.hung = doubts[-1].removeprefix(f"{CUT}: ") if time.monotonic() >= self.until else None
                 break
         # Somebody's store is left as it was found, however late it is.
-        site.machine.until = max(self.until, time.monotonic() + LEAVE_S)
+        site.machine.until = max(self.until, time.monotonic() + DROP_S)
         site.leave()
         site.machine.until = self.until
 
@@ -308,6 +309,8 @@ def _look_at_states(
         hear(outcome)
         found.extend(judgement.rows(outcome, held(outcome.plan, prepared), "", ""))
 
+    if stop.is_set():
+        return
     try:
         made = recorded.record(plans[0], laboratory, stop.is_set)
     except recorded.Disturbed as error:
@@ -431,7 +434,7 @@ class Campaign:
             self.stop.set()  # before anything is taken away under a crash state that is being looked at
             raise
         finally:
-            self._await_quietly()
+            self._leave()  # what still runs must have ended before its machine is taken away
             laboratory.close()
 
     def _attempted(self, plans: list[TrialPlan]) -> list[TrialPlan]:
@@ -468,12 +471,6 @@ class Campaign:
         self._futures = [*(other for other in self._futures if not other.done()), future]
         return future
 
-    def _await_quietly(self) -> None:
-        """After Ctrl-C: what still runs must have ended before its machine is taken away."""
-        end = time.monotonic() + LEAVE_S
-        while time.monotonic() < end and not all(future.done() for future in self._futures):
-            time.sleep(0.02)
-
     def _remember(self, recorded: Sequence[Row]) -> None:
         """Take up what a resumed run had recorded: its controls, and how many trials its cells have."""
         self._recorded = recorded
@@ -489,11 +486,20 @@ class Campaign:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def _leave(self) -> None:
-        """Wait, within bounds, for the trials in flight: their machines end what they started."""
+        """Wait for the trials in flight; those that do not end soon are called off, and nobody hears what they say: it
+        may be of a store that durabench itself killed.
+        """
         end = time.monotonic() + LEAVE_S
-        while time.monotonic() < end and not all(future.done() for future in self._futures):
+        while time.monotonic() < end and not self._idle():
             self._read_mail(0.02)
         self._read_mail()
+        if not self._idle():
+            self._mail = queue.SimpleQueue()
+            self.ground.call_off(self._idle, leave_s=0)
+
+    def _idle(self) -> bool:
+        """Whether no trial is under way."""
+        return all(future.done() for future in self._futures)
 
     @property
     def host(self) -> str:

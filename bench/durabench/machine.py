@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -138,6 +139,10 @@ class Nurseries:
                 log = self.scratch / f"nursery-{len(self.made)}.log"
                 self.made[key] = process.Nursery(key[:-1], workload, self.env, log)
             return self.made[key]
+
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [nursery.pid for nursery in list(self.made.values())]
 
     def close(self) -> None:
         """End them all."""
@@ -274,9 +279,11 @@ class Here:
         self._drivers.remove(driver)
 
     def close(self) -> None:
-        """End everything and remove the root."""
+        """End everything at once, for nothing of it is kept, and remove the root."""
         self._forget(self._drivers)
-        self.stop()
+        with suppress(process.HarnessError):  # what had ended by itself is no matter here
+            process.kill_trees(self._daemons)
+        self._forget(self._daemons)
         remove(self.root)
 
     def _forget(self, processes: list[Process]) -> None:

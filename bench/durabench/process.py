@@ -369,6 +369,20 @@ def _forget_shared_memory(dead: Collection[int]) -> None:
             ctypes.CDLL(None).shmctl(segment, 0, None)  # 0 is IPC_RMID
 
 
+def kill_descendants(spared: Collection[int] = ()) -> None:
+    """SIGKILL every process below this one but ``spared``: whatever a thread of ours waits for ends with that. Those
+    who started them reap them.
+    """
+    pidfds: dict[int, int] = {}
+    for pid in set(_children(os.getpid())) - set(spared):
+        with suppress(ProcessLookupError):
+            pidfds[pid] = os.pidfd_open(pid)
+    still = set(_children(os.getpid()))  # an id may have been another's when it was opened, but not one of these
+    _send_all((fd for pid, fd in pidfds.items() if pid in still), SIGKILL)
+    for fd in pidfds.values():
+        os.close(fd)
+
+
 def _send_all(pidfds: Iterable[int], number: int) -> None:
     for pidfd in pidfds:
         with suppress(ProcessLookupError):
@@ -535,6 +549,11 @@ class Nursery:
             return int(self._request({"do": "reap", "pid": pid})[0]["status"])
 
         return Process(pid, pidfd, reap, in_write, out_read, log=self._log)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
 
     def alive(self) -> bool:
         """Whether it can still fork."""

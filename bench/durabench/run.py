@@ -148,7 +148,7 @@ def run(options: Options, say: Callable[[str], None], progress: Callable[[int, i
         )
         return _carry_out(going, options, doubts)
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+        ground.dismiss(executor)
         ground.close()
 
 

@@ -2,29 +2,32 @@
 
 `python bench/tests/killing.py --moments 300 --guests` is the long one, by hand; the test suite runs a short one. As
 root it works in namespaces of its own, so that whatever is in them is ours. Each chain is one command on a disk of its
-own: ended at a random moment by SIGKILL, SIGTERM or SIGINT, looked at after two seconds, started again (a run with
---resume), ended again …, and at last left to its end. Exit status 1 names every moment after which something was wrong.
+own: ended at a random moment by SIGKILL, SIGTERM or Ctrl-C (SIGINT to all of its process group), looked at after two
+seconds, started again (a run with --resume), ended again …, and at last left to its end. Only runs, whose verdicts are
+compared, are done once undisturbed before. Exit status 1 names every moment after which something was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from durabench.cli import ENDS_S
 from durabench.results import Folder, is_free
 
 COMMAND = [sys.executable, "-m", "durabench"]
@@ -32,9 +35,8 @@ MARK = "DURABENCH_KILLING"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 QUIET_S = 2.0
 """After so long nothing of what was ended may be left running."""
-ENDS_S = 120.0
-"""Longest that an interrupted command tidies up."""
 WHOLE_S = 300.0
+"""A command that is left to its end takes no longer, however busy the machine is."""
 KILLS = 3
 """In one chain."""
 PROFILE = """
@@ -51,9 +53,9 @@ POWER = """
 faults = ["cut-power"]
 backends = ["files"]
 filesystems = ["ext4"]
-trials = 8
-recordings = 2
-puts = 8
+trials = 4
+recordings = 1
+puts = 3
 """
 HEAVY = """
 from durabench_backends.files import Files
@@ -71,37 +73,43 @@ class Scenario:
 
     name: str
     line: str
+    lasts_s: float = 2.0
+    """Within how long it is ended; of a run, as long as it took undisturbed."""
     answers: tuple[int, ...] = (0,)
     """Exit status of the undisturbed command."""
     weight: int = 1
     profile: str = "toy.toml"
+    last: str = ""
+    """The later start, where that is not the same command."""
 
     @property
     def resumes(self) -> bool:
-        """Whether it goes on where it was ended."""
+        """Whether it goes on where it was ended, to the same verdicts."""
         return self.line.startswith("run ")
 
 
 RUN = "run --profile {profile} --seed 5 --workload append --dir {top}/disk --out {top}/run"
 CUT = f"{RUN} --fault cut-power --filesystem ext4"
+REPLAY = "replay {done} 5 --dir {top}/disk"
 HERE = (
-    Scenario("run files", f"{RUN} --backend files:rename --fault kill-client --trials 12", weight=3),
-    Scenario("run valkey", f"{RUN} --backend valkey:aof-always --fault kill-server --trials 6"),
-    Scenario("run postgres", f"{RUN} --backend postgres:on --fault kill-server --trials 3", weight=2),
+    Scenario("run files", f"{RUN} --backend files:rename --fault kill-client --trials 12", weight=2),
+    Scenario("run valkey", f"{RUN} --backend valkey:aof-always --fault kill-server --trials 2"),
+    Scenario("run postgres", f"{RUN} --backend postgres:on --fault kill-server --trials 1"),
     Scenario("verify --probe", "verify file://{top}/disk?write=fsync-dir --probe", answers=(0, 3)),
-    Scenario("conform files", "conform files:fsync-dir"),
-    Scenario("conform valkey", "conform valkey:aof-always"),
-    Scenario("replay", "replay {done} 5 --dir {top}/disk"),
-    Scenario("judge", "judge {done}"),
+    Scenario("conform files", "conform files:fsync-dir", lasts_s=3),
+    Scenario("conform valkey", "conform valkey:aof-always", lasts_s=4),
+    Scenario("replay", REPLAY),
+    Scenario("judge", "judge {done}", lasts_s=1.5),
     Scenario("report", "report {done} --html {top}/page.html"),
     Scenario(
         "plan",
-        "plan --quick --sizes 1KiB..16KiB --backend files:fsync-dir --backend sqlite:wal-full --dir {top}/disk "
+        "plan --quick --sizes 1KiB..16KiB --backend files:fsync-dir --backend valkey:aof-always --dir {top}/disk "
         "--out {top}/run",
-        answers=(0, 3),
+        lasts_s=25,
+        last=REPLAY,
     ),
 )
-LOOP = Scenario("run loop", f"{CUT} --backend heavyfiles:Heavy:rename --lane loop", weight=3, profile="loop.toml")
+LOOP = Scenario("run loop", f"{CUT} --backend heavyfiles:Heavy:rename --lane loop", weight=2, profile="loop.toml")
 GUESTS = tuple(Scenario(f"run {lane}", f"{CUT} --backend files:rename --lane {lane}") for lane in ("swap", "guest"))
 
 
@@ -116,7 +124,8 @@ class Chain:
     usual_s: float
     done: Path | None = None
     told: list[str] = field(default_factory=list)
-    moments: int = 0
+    ended_s: list[tuple[str, float]] = field(default_factory=list)
+    """Of each moment its signal, and how long the command then took to end."""
 
     def __post_init__(self) -> None:
         for name in ("disk", "tmp", "vm"):
@@ -128,7 +137,7 @@ class Chain:
         folders = {"TMPDIR": self.top / "tmp", "DURABENCH_VM_RUN": self.top / "vm", MARK: self.top}
         return {**os.environ, **{name: str(folder) for name, folder in folders.items()}, "DURABENCH_SHARED_DEVICE": "1"}
 
-    def words(self) -> list[str]:
+    def words(self, line: str) -> list[str]:
         """The command as it is given now."""
         run = self.top / "run"
         if self.scenario.resumes and (run / "run.json").exists():
@@ -137,18 +146,18 @@ class Chain:
             shutil.rmtree(run)  # a plan has no --resume
         profile = self.top.parent / self.scenario.profile
         said = {"{top}": self.top, "{done}": self.done, "{profile}": profile}
-        return [_filled(word, said) for word in self.scenario.line.split()]
+        return [_filled(word, said) for word in line.split()]
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, line: str = "") -> subprocess.Popen[bytes]:
+        argv = [*COMMAND, *self.words(line or self.scenario.line)]
         with (self.top / "said").open("a") as said:
-            return subprocess.Popen(
-                [*COMMAND, *self.words()], env=self.env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, text=True
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+            return subprocess.Popen(argv, env=self.env, start_new_session=True, **streams)
 
     def run(self) -> Chain:
         """All its moments, then to the end."""
         for _ in range(self.kills):
-            if (self.top / "run" / "done.json").exists():
+            if self.scenario.resumes and (self.top / "run" / "done.json").exists():
                 break
             self.kill(self.rng.choice(SIGNALS), self.rng.uniform(0, self.usual_s))
         self.finish()
@@ -157,22 +166,28 @@ class Chain:
     def kill(self, number: signal.Signals, after_s: float) -> None:
         """One moment."""
         before = self.rows()
+        said = len((self.top / "said").read_text()) if (self.top / "said").exists() else 0
         running = self.start()
         what = f"{self.scenario.name}, {number.name} after {after_s:.2f} s"
-        self.moments += 1
         with suppress(subprocess.TimeoutExpired):
             running.wait(after_s)
+        if running.poll() is None and number is signal.SIGINT:
+            os.killpg(running.pid, number)
         running.send_signal(number)
+        began = time.monotonic()
         try:
-            status = running.wait(ENDS_S)
+            status = running.wait(ENDS_S + QUIET_S)
         except subprocess.TimeoutExpired:
-            self.say(what, f"still runs {ENDS_S:g} s later")
+            self.say(what, f"still runs {ENDS_S + QUIET_S:g} s later")
             running.kill()
             return
-        # -2 is 130 in a shell's words: Python's own, where it was interrupted in an import.
-        if status not in (130, -number, -signal.SIGINT, *self.scenario.answers):
+        self.ended_s.append((number.name, time.monotonic() - began))
+        words = (self.top / "said").read_text()[said:]
+        begun = "Traceback" not in words or "durabench/" in words  # else Python was not yet at our first line
+        # Killed by the signal: before durabench's own code was there to hear it, in an import.
+        if begun and status not in (130, -number, *self.scenario.answers):
             self.say(what, f"ended with {status}")
-        if number is not signal.SIGKILL and status == 130 and "Traceback" in (self.top / "said").read_text():
+        if begun and "Traceback" in words:
             self.say(what, "a traceback")
         end = time.monotonic() + QUIET_S
         while (left := self.alive()) and time.monotonic() < end:
@@ -189,7 +204,7 @@ class Chain:
             (self.top / "run").rename(self.top / "ended")  # ended between its last word and tidying up
             finished = False
         if not finished:
-            running = self.start()
+            running = self.start(self.scenario.last)
             try:
                 status = running.wait(WHOLE_S)
             except subprocess.TimeoutExpired:
@@ -200,7 +215,7 @@ class Chain:
                 last = " | ".join((self.top / "said").read_text().strip().splitlines()[-4:])
                 self.say(self.scenario.name, f"started again, it ended with {status}: {last}")
         for name in ("disk", "tmp", "vm"):
-            if left := sorted(path.name for path in (self.top / name).iterdir()):
+            if left := sorted(path.name for path in (self.top / name).iterdir() if not tried_by_python(path)):
                 self.say(self.scenario.name, f"left in {name} by the end: {left}")
         if left := self.alive():
             self.say(self.scenario.name, f"left by the end: {left}")
@@ -262,6 +277,11 @@ class Chain:
         return found
 
 
+def tried_by_python(path: Path) -> bool:
+    """Whether it is what Python's own `tempfile` tries a temporary folder with, for the moment that it is there."""
+    return path.is_file() and re.fullmatch("[a-z0-9_]{8}", path.name) is not None and path.stat().st_size <= len("blat")
+
+
 def _filled(word: str, said: dict[str, Path | None]) -> str:
     for name, path in said.items():
         word = word.replace(name, str(path))
@@ -310,6 +330,7 @@ def main() -> int:
     parser.add_argument("--guests", action="store_true", help="the lanes swap and guest too, which boot machines")
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored, as in a background
     rng = random.Random(asked.seed)
     top = Path(tempfile.mkdtemp(prefix="durabench-killing-"))
     top.chmod(0o755)
@@ -321,50 +342,71 @@ def main() -> int:
     scenarios = [scenario for scenario in scenarios if asked.only in scenario.name]
     with ThreadPoolExecutor(asked.at_once) as pool:
         usual = undisturbed(scenarios, top, pool)
-        names = [scenario for scenario in scenarios for _ in range(scenario.weight)]
-        chains = []
-        while sum(chain.kills for chain in chains) < asked.moments:
-            scenario = names[len(chains) % len(names)]
-            kills = min(KILLS, asked.moments - sum(chain.kills for chain in chains))
-            place = top / f"{len(chains)}"
-            of = usual[scenario.name]
-            chains.append(Chain(scenario, place, random.Random(rng.random()), kills, of.usual_s, of.done))
         wrong = [line for one in usual.values() for line in one.told]
         before = digest(top / "done")
+        chains = planned(scenarios, usual, asked.moments, rng, top)
         for chain in pool.map(Chain.run, chains):
-            expected = usual[chain.scenario.name].verdicts()
-            if (found := chain.verdicts()) != expected:
-                chain.say(chain.scenario.name, f"verdicts {found}, undisturbed {expected}")
+            name = chain.scenario.name
+            if chain.scenario.resumes and (found := chain.verdicts()) != (expected := usual[name].verdicts()):
+                chain.say(name, f"verdicts {found}, undisturbed {expected}")
             wrong += chain.told
     if digest(top / "done") != before:
         wrong.append("a finished run was changed")
     if root and (left := shared_memory()):
         wrong.append(f"left in shared memory: {left}")
-    moments = sum(chain.moments for chain in chains)
-    print(f"\nseed {asked.seed}: {moments} moments in {len(chains)} chains, {len(wrong)} wrong", *wrong, sep="\n  ")
+    print(f"\nseed {asked.seed}", *table(chains), sep="\n")
+    print(f"{sum(len(chain.ended_s) for chain in chains)} moments in {len(chains)} chains, {len(wrong)} wrong")
+    print(*wrong, sep="\n")
     if not wrong:
         shutil.rmtree(top)
     return 1 if wrong else 0
 
 
 def undisturbed(scenarios: list[Scenario], top: Path, pool: ThreadPoolExecutor) -> dict[str, Chain]:
-    """Each command once, to its end: how long it takes, what it finds; first the run that others look at."""
-    done = Chain(HERE[0], top / "done-run", random.Random(0), 0, 0.0)
-    done.finish()
-    (top / "done-run" / "run").rename(top / "done")
+    """Each run once, to its end: how long it takes, what it finds. The first of all is what other commands look at."""
 
     def one(scenario: Scenario) -> Chain:
-        place = top / f"usual-{scenario.name.replace(' ', '-')}"
-        chain = Chain(scenario, place, random.Random(0), 0, 0.0, top / "done")
+        chain = Chain(scenario, top / f"usual-{scenario.name.replace(' ', '-')}", random.Random(0), 0, 0.0)
         began = time.monotonic()
         chain.finish()
         chain.usual_s = time.monotonic() - began
         return chain
 
-    found = {chain.scenario.name: chain for chain in pool.map(one, scenarios)}
-    found.setdefault(HERE[0].name, done)
-    print(json.dumps({name: round(chain.usual_s, 1) for name, chain in found.items()}))
+    wanted = dict.fromkeys([HERE[0], *(scenario for scenario in scenarios if scenario.resumes)])
+    found = {chain.scenario.name: chain for chain in pool.map(one, wanted)}
+    shutil.copytree(top / "usual-run-files" / "run", top / "done")
     return found
+
+
+def planned(
+    scenarios: list[Scenario], usual: dict[str, Chain], moments: int, rng: random.Random, top: Path
+) -> list[Chain]:
+    """Chains of so many moments together."""
+    names = [scenario for scenario in scenarios for _ in range(scenario.weight)]
+    rng.shuffle(names)
+    chains: list[Chain] = []
+    while moments > 0:
+        scenario = names[len(chains) % len(names)]
+        lasts_s = usual[scenario.name].usual_s if scenario.resumes else scenario.lasts_s
+        place, own = top / f"{len(chains)}", random.Random(rng.random())
+        chains.append(Chain(scenario, place, own, min(KILLS, moments), lasts_s, top / "done"))
+        moments -= KILLS
+    return chains
+
+
+def table(chains: list[Chain]) -> list[str]:
+    """By scenario, how often it was ended and how long that took at most."""
+    found = defaultdict(list)
+    for chain in chains:
+        found[chain.scenario.name] += chain.ended_s
+    return [
+        f"{name:16} {len(ends):4} moments, "
+        + ", ".join(
+            f"{number.name} at most {max((took for sent, took in ends if sent == number.name), default=0):.1f} s"
+            for number in SIGNALS
+        )
+        for name, ends in sorted(found.items())
+    ]
 
 
 def apart() -> None:

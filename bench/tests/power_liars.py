@@ -67,6 +67,17 @@ class _NoFlush(Right):
         liars.Folder.put(self, key, value)
 
 
+class _FirstIsFlushed(Right):
+    """The first value of a key is flushed, what overwrites it is not."""
+
+    def put(self, key: str, value: bytes) -> None:
+        if self.file(key).exists():
+            with self.file(key).open("r+b") as file:  # in place: a rename over an old name is flushed by ext4 itself
+                file.write(value)
+        else:
+            super().put(key, value)
+
+
 class _NameNotFlushed(Right):
     """The content is flushed, its name is not."""
 
@@ -180,6 +191,7 @@ def _made(kind: type[liars.Folder], promise: Promise = SAFE) -> type:
 
 
 NeverFlushes = _made(_NoFlush)
+KeepsTheOld = _made(_FirstIsFlushed)
 ForgetsTheName = _made(_NameNotFlushed)
 Resurrects = _made(_DeleteNotFlushed)
 LeavesHoles = _made(_SecondNotFlushed)

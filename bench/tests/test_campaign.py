@@ -25,7 +25,7 @@ from durabench.service import Service, Target
 from durabench_vm import LoopDisk
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE))
 import killing  # noqa: E402  beside this file; importlib mode adds no path
 
 COMMAND = [sys.executable, "-m", "durabench"]
@@ -130,6 +130,20 @@ def test_interrupted_while_it_prepares_it_leaves_nothing(words, tmp_path, left_i
     assert left_in(tmp_path) == []
 
 
+def test_interrupted_while_a_put_hangs_it_does_not_wait_for_it_and_goes_on(words, tmp_path, left_in):
+    """The trial would wait two minutes for its victim, and Python for the trial's thread."""
+    running = begun(words("toys:Stuck:fsync-dir", trials=8), tmp_path / "run", 3)
+    time.sleep(3)
+    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGTERM)  # somebody who cannot wait disturbs nothing
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert list((tmp_path / "disk").iterdir()) == left_in(tmp_path) == []
+    assert {row["verdict"] for row in Folder.open(tmp_path / "run").trials()} <= {"kept", "no-promise", "broken"}
+    assert [row["backend"] for row in Folder.open(tmp_path / "run").trials() if row["verdict"] == "broken"] == ["files"]
+
+
 def test_crash_states_interrupted_and_gone_on_with_are_each_of_their_own_recording(tmp_path, monkeypatch, left_in):
     """In lane loop, where root may: nothing in flight becomes unknown, nothing is left, and a replay rebuilds each row
     from the log that it was read from.
@@ -173,7 +187,7 @@ def test_ended_at_random_moments_durabench_leaves_nothing(tmp_path):
     """30 of them, over commands and lanes; `killing.py` says how to do 300."""
     argv = [sys.executable, str(HERE / "killing.py"), "--moments", "30"]
     done = subprocess.run(
-        argv, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+        argv, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from durabench import run
 from durabench.results import Folder
+from durabench_vm.rundir import start_time
 
 HERE = Path(__file__).parent
 
@@ -240,3 +243,80 @@ def test_memory_prints_no_promise_with_all_lost_and_never_success(tmp_path):
     assert {c["verdict"] for c in cells} == {"no-promise"}
     assert all(c["lost"] == c["acked"] > 0 for c in cells)
     assert ran.returncode == 0, "no-promise does not count"
+
+
+# --- signals
+
+
+@pytest.fixture
+def signalled(tmp_path):
+    """The function that runs the command line with other work, signals it once that has begun, and gives what the work
+    had printed, its exit status and stderr.
+    """
+
+    def run(work, number):
+        code = f"import os, subprocess, time\nfrom durabench import cli\n{work}\ncli.app = app\ncli.main()\n"
+        (tmp_path / "some.py").write_text(code)
+        argv = [sys.executable, "-m", "some"]
+        with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            printed = running.stdout.readline()
+            running.send_signal(number)
+            _, said = running.communicate(timeout=60)
+        return printed, running.returncode, said
+
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_130_inside_exec_too(number, signalled):
+    """As dataclasses use it on import: a KeyboardInterrupt that passes there makes Python end by SIGINT, caught or
+    not.
+    """
+    work = """
+def app():
+    exec("print('begun', flush=True)\\nwhile True: time.sleep(1)")
+"""
+    assert signalled(work, number) == ("begun\n", 130, "durabench: interrupted\n")
+
+
+def test_what_does_not_end_is_cut_short_and_takes_what_it_started_with_it(signalled):
+    work = """
+cli.ENDS_S = 1.0
+def app():
+    nothing = subprocess.DEVNULL
+    try:
+        print(subprocess.Popen(["sleep", "600"], stdout=nothing, stderr=nothing).pid, flush=True)
+        time.sleep(600)
+    finally:
+        os.kill(os.getpid(), 15)  # somebody who cannot wait
+        time.sleep(600)
+"""
+    printed, status, said = signalled(work, signal.SIGINT)
+    assert (status, said) == (130, "")
+    end = time.monotonic() + 20
+    while start_time(int(printed)) is not None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_was_started_to_ignore_a_signal_goes_on_ignoring_it(tmp_path):
+    code = """
+import os, signal
+from durabench import cli
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+cli.app = lambda: os.kill(os.getpid(), signal.SIGHUP)
+cli.main()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"done\n"
+
+
+def test_ctrl_c_before_it_is_there_to_hear_it_ends_it_without_a_word(tmp_path):
+    (tmp_path / "typer.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    argv, env = [sys.executable, "-m", "durabench", "list"], {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline() == "begun\n"
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert (running.returncode, said) == (-signal.SIGINT, "")

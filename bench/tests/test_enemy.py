@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE))
 import killing  # noqa: E402  beside this file; importlib mode adds no path
 
 CHANGES = (

@@ -88,7 +88,7 @@ def test_liars_that_append(tmp_path):
 def test_a_liar_whose_deletes_come_back(tmp_path):
     campaign = run(tmp_path, "rotate", "Resurrects", "Honest")
     assert campaign.status == 1, campaign.talk
-    assert convicted(campaign.of("Resurrects"), "resurrected") >= 0.8 * TRIALS
+    assert convicted(campaign.of("Resurrects"), "resurrected", "hole") >= 0.8 * TRIALS, "older than a survivor"
     assert convicted(campaign.of("Honest"), "lost") == 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from signal import SIGKILL
@@ -221,3 +223,26 @@ def test_an_interrupted_request_leaves_no_answer_to_be_taken_for_another(nurseri
     assert not nursery.alive()
     driver.close()  # which was to be reaped by it
     assert driver.pidfd == -1
+
+
+def test_what_is_called_off_dies_and_the_nursery_only_where_that_is_not_enough(tmp_path):
+    """So that a fresh driver can still take out of somebody's store what a trial put there."""
+    code = """
+import sys
+from pathlib import Path
+from durabench import ground
+from durabench.machine import DRIVER
+from durabench.service import Target
+ground.KILLED_S = 1.0
+some = ground.Ground(Path(sys.argv[1]))
+machine = some.machine([Target("files", "rename")], "append")
+driver = machine.start(DRIVER, machine.root)
+some.call_off(lambda: False, leave_s=0) if sys.argv[2] == "no" else some.call_off(lambda: not driver.alive())
+print(driver.alive(), machine.nursery.alive())
+some.close()
+"""
+    for ends, printed in (("yes", "False True"), ("no", "False False")):
+        argv = [sys.executable, "-c", code, str(tmp_path / "disk"), ends]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.split() == printed.split(), done.stderr
+        assert list((tmp_path / "disk").iterdir()) == []

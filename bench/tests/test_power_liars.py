@@ -29,10 +29,16 @@ LIES = {
         "NeverUp": "unavailable",
         "LosesMore": "lost",
     },
-    "overwrite": {"NeverFlushes": "stale", "Tears": "torn"},
+    "overwrite": {"NeverFlushes": "lost", "KeepsTheOld": "stale", "Tears": "torn"},
     "rotate": {"Resurrects": "resurrected"},
 }
-MAY_ALSO = {"NeverFlushes": {"lost", "torn"}, "Tears": {"corrupt"}, "LosesMore": {"torn"}, "LeavesHoles": {"torn"}}
+MAY_ALSO = {
+    "NeverFlushes": {"lost", "torn", "stale"},
+    "KeepsTheOld": {"torn", "corrupt"},
+    "Tears": {"corrupt"},
+    "LosesMore": {"torn"},
+    "LeavesHoles": {"torn"},
+}
 """Zero-length files are torn, and a block that is half old and half new reads as corrupt."""
 
 
@@ -76,6 +82,7 @@ def test_liars_about_a_power_cut_are_convicted_and_honest_stores_are_not(lane, w
     assert not any(row["hole"] for name, rows in found.items() if name != "LeavesHoles" for row in rows if row["hole"])
     for name in ("Honest", "HonestNotAtomic"):
         assert {row["verdict"] for row in found[name]} == {"kept"}, (name, found[name][0]["why"])
-    assert {row["verdict"] for row in found["HonestWindow"]} <= {"kept", "within"}
+    late = [row for row in found["HonestWindow"] if row["verdict"] not in ("kept", "within")]
+    assert len(late) <= states / 10, "it flushes with a later put: a machine that stalls makes even that too late"
     assert {row["verdict"] for row in found["HonestAboutNothing"]} == {"no-promise"}
     assert len(found["Honest"]) >= states

@@ -29,7 +29,7 @@ def ran(plans, directory):
     try:
         laboratory = Laboratory(ground, print)
         try:
-            laboratory.prepare({plan.metadata for plan in plans}, {plans[0].filesystem})
+            laboratory.prepare({plan.metadata for plan in plans}, {plans[0].filesystem}, "append")
             for members in schedule.recordings(plans):
                 campaign.run_recording(members, laboratory, None, {}, told.append, threading.Event(), seconds)
         finally:

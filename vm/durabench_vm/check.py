@@ -427,8 +427,9 @@ class HostPlace:
         ]  # fmt: skip
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
-            )
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the one who asked, who ends this one in order
+            )  # fmt: skip
         theirs.close()
         self.channel = Channel(ours, self._last_words)
         try:

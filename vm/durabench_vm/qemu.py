@@ -125,8 +125,9 @@ class Qemu:
         try:
             with self._errors.open("wb") as errors:
                 self.process = subprocess.Popen(
-                    command, pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
-                )
+                    command, pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+                    start_new_session=True,  # Ctrl-C is for the one who asked, who ends this one in order
+                )  # fmt: skip
             self._folder.record(self.process.pid)
         except OSError as error:
             self._error = error

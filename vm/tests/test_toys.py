@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from nbd_client import Client
-from toys import (
+from disk_toys import (
     SECTOR,
     BelievesBothEnds,
     BelievesTheHead,

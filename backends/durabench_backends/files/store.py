@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
+import stat
+import time
 from base64 import b85decode, b85encode
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from durabench_backends.contract import check_key
-from durabench_backends.embedded import BLOCK_BYTES, start_time
+from durabench_backends.embedded import BLOCK_BYTES
 from durabench_backends.files.promises import FSYNC_DIR, FSYNC_FILE, IN_PLACE
 
 if TYPE_CHECKING:
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 NAME_MAX_BYTES = 255  # NAME_MAX of ext4, xfs, btrfs (limits.h)
 LONG_PREFIX = "%%"  # no percent-encoded name begins so
 TEMPORARY_PREFIX = ".tmp-"  # no key's file name begins with a dot
+TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}(-[0-9a-f]{8})?")
+SWEEP_S = 1.0
+"""Longest that a first put waits for another writer that is sweeping."""
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
@@ -59,8 +66,7 @@ class FilesStore:
         self._in_place = write == IN_PLACE
         self._fsync_file = write in {FSYNC_FILE, FSYNC_DIR}
         self._fsync_directory = write == FSYNC_DIR
-        # The writer's pid and start time, so that others can tell a leftover from a put that is under way.
-        self._temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{start_time('self')}-{secrets.token_hex(4)}"
+        self._temporary = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
         self._swept = self._in_place
         self._closed = False
 
@@ -86,6 +92,8 @@ class FilesStore:
             return True
         # A name of its own: used again while it is still a link to the key's file, O_TRUNC would empty that file.
         temporary = f"{self._temporary}-{secrets.token_hex(4)}"
+        if not self._swept:
+            self._sweep()
         try:
             self._write(temporary, value, _WRITE | os.O_EXCL)
             os.link(temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
@@ -144,12 +152,25 @@ class FilesStore:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove what killed writers left, once, before the first put; adds no sync of its own."""
-        for name in self._names():
-            if not name.startswith(TEMPORARY_PREFIX):
-                continue
-            pid, began = name.removeprefix(TEMPORARY_PREFIX).split("-")[:2]
-            if start_time(pid) != began:
-                with contextlib.suppress(FileNotFoundError):  # another writer swept it first
-                    os.unlink(name, dir_fd=self._directory)
+        """Remove what killed writers left, once, before the first put; adds no sync of its own.
+
+        Every writer shares a lock on the directory as long as it lives; who has it alone knows that the others are
+        dead. A process id would not tell: in another namespace of processes it is somebody else's.
+        """
         self._swept = True
+        with contextlib.suppress(OSError):  # others write here, or no lock is to be had on this file system
+            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in filter(TEMPORARY.fullmatch, self._names()):
+                known = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+                if stat.S_ISREG(known.st_mode) and known.st_uid == os.geteuid():
+                    os.unlink(name, dir_fd=self._directory)
+        end = time.monotonic() + SWEEP_S
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:  # another one has it alone, and sweeps
+                time.sleep(SWEEP_S / 100)
+            except OSError:
+                return
+            else:
+                return

@@ -6,6 +6,7 @@ function in a module beside this one.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -52,11 +53,44 @@ app.command(
 )(around.vm_)
 
 
+ENDS_S = 30.0
+"""Longest that an interrupted command tidies up, whatever it meets; the next one sweeps what is left then."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A supervisor's stop, and a terminal that goes, leave as little behind as Ctrl-C."""
+
+
 def main() -> None:
     """Run the command line; every error that a person can mend is one line."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a supervisor's stop leaves as little behind as Ctrl-C
-    with discreet(), _one_line_errors():
-        app()
+    try:
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background
+                signal.signal(number, _interrupt)
+        with discreet(), _one_line_errors():
+            app()
+    except KeyboardInterrupt:  # before or after all that
+        sys.exit(INTERRUPTED)
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked for the end. A class of its own: Python remembers a KeyboardInterrupt that passed through `exec`,
+    as dataclasses do on import, and ends by SIGINT instead of our status, although it was caught.
+    """
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    """Tidy up, once: a second signal does not disturb that, and a clock bounds it."""
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit
+    signal.signal(signal.SIGALRM, _cut_short)
+    signal.setitimer(signal.ITIMER_REAL, ENDS_S)
+    raise Ended
+
+
+def _cut_short(_number: int, _frame: object) -> NoReturn:
+    from durabench.process import kill_descendants
+
+    kill_descendants()
+    os._exit(INTERRUPTED)
 
 
 @contextmanager

@@ -5,41 +5,21 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from durabench import floor
 from durabench.trial import in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Sequence
 
     from durabench.ground import Ground
     from durabench.plan.accounting import Device
     from durabench.plan.candidates import Candidate
     from durabench.results import Folder
     from durabench.row import Row
-
-
-LEAVE_S = 15.0
-"""How long work under way is waited for after Ctrl-C: what it started must end before its place is removed."""
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def at_once(executor: Executor, work: Callable[[T], R], some: Iterable[T]) -> Iterator[R]:
-    """As ``executor.map``; where that ends early, what has not begun never does, and the rest is waited for."""
-    futures = [executor.submit(work, one) for one in some]
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures, LEAVE_S)
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,7 +35,6 @@ LOSSES = ("lost", "stale", "damaged_acked", "resurrected")
 """Fields of a row that say that something acknowledged is not what it should be."""
 VERDICTS = ("broken", "no-promise", "within", "kept")
 """Of what was judged, worst first."""
-LEAVE_S = 10.0
 
 
 def cells(candidates: Sequence[Candidate], embedded: Mapping[Target, bool]) -> list[tuple[str, schedule.Cell]]:
@@ -103,9 +101,6 @@ class Losses:
                     self.ledger.mistaken("fault trials", error)
         finally:
             self.stop.set()
-            end = time.monotonic() + LEAVE_S
-            while time.monotonic() < end and not all(future.done() for future in futures):
-                time.sleep(0.02)
 
     def _submit(self, visit: schedule.Visit) -> Future[None]:
         """No visit takes longer than its share of all the time."""

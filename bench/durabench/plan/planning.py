@@ -20,7 +20,7 @@ from durabench import campaign, results
 from durabench.crossing import FEWEST_TRIALS
 from durabench.ground import Ground
 from durabench.plan import accounting, candidates, document, loss, settings, split, trace
-from durabench.plan.ledger import Ledger, at_once
+from durabench.plan.ledger import Ledger
 from durabench.plan.measure import WORKLOAD
 from durabench.plan.own import sizes_at
 from durabench.plan.recommend import COULD_NOT_TELL, recommend
@@ -127,7 +127,7 @@ def plan(
         going = _Going(question, effort, ground, executor, sizes, traces, own, chosen, say, line)
         return going.run()
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+        ground.dismiss(executor)
         ground.close()
 
 
@@ -228,6 +228,7 @@ class _Going:
             self._measure(ledger, left, prepared, trials)
         except KeyboardInterrupt:
             interrupted = True
+            self.ground.dismiss(self.executor)  # else it would go on writing while it is read
         finally:
             self.line("")
         made = self._document(ledger, facts, trials)
@@ -316,7 +317,7 @@ class _Going:
         """Bring every candidate up once, and look at it: one at a URL is judged by what it says."""
         left = [one for one in self.chosen if one.excluded_by is None]
         began = time.monotonic()
-        found = list(at_once(self.executor, lambda one: campaign.prepare(one.target, self.ground, WORKLOAD), left))
+        found = list(self.executor.map(lambda one: campaign.prepare(one.target, self.ground, WORKLOAD), left))
         self.say(f"brought up {len(found)} settings once in {time.monotonic() - began:.0f} s")
         judged = {}
         for one, prepared in zip(left, found, strict=True):

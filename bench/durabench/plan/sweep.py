@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from durabench.crossing import FEWEST_TRIALS, clearness, coarse_bracket, fine_sizes
 from durabench.plan.accounting import COLD_KEPT, COLD_SERVER
-from durabench.plan.ledger import at_once
 from durabench.plan.measure import Place, Steps, WrongValue, put_of
 from durabench.plan.sizes import text
 from durabench.process import HarnessError
@@ -94,7 +93,7 @@ class Sweep:
         due.sort(key=lambda visit: not visit.candidate.embedded)  # to bring up a server takes as long as ten of them
         until = time.monotonic() + self.effort.cost_s
         left_out = 0
-        for number, told in enumerate(at_once(self.executor, lambda visit: self._cost(visit, until), due), 1):
+        for number, told in enumerate(self.executor.map(lambda visit: self._cost(visit, until), due), 1):
             left_out += told is None
             name, failed = told or ("out of time", None)
             if failed is not None:
@@ -259,7 +258,7 @@ class Sweep:
     def _bring_up(self, targets: set[Target]) -> dict[Target, Place]:
         wanted = sorted(targets, key=str)
         ledger = self.ledger
-        made = at_once(self.executor, lambda target: _try_up(ledger, target), wanted)
+        made = self.executor.map(lambda target: _try_up(ledger, target), wanted)
         found = {}
         for target, place in zip(wanted, made, strict=True):
             if isinstance(place, Place):
