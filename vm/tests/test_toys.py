@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from nbd_client import Client
 from disk_toys import (
     SECTOR,
     BelievesBothEnds,
@@ -22,6 +21,7 @@ from disk_toys import (
     NeverFlushes,
     ThinksFuaIsAtomic,
 )
+from nbd_client import Client
 
 from durabench_vm import CrashBuilder, Mode, PowerDisk, sample_states
 from durabench_vm.drawing import CLASSES
