@@ -286,6 +286,11 @@ class Placed:
                 return f"the server ended with {daemon.poll()}; last lines of its log: {words}"
         return None
 
+    def ended_by(self, root: Path) -> int | None:
+        """The signal from outside that ended a daemon of the store in ``root``."""
+        dead = [daemon.poll() for daemon in self.daemons if self.roots[daemon.number] == root]
+        return next((number for status in dead if status is not None and (number := process.sent(status))), None)
+
     def stranger(self) -> str | None:
         """Who keeps a daemon of ours that has ended from its port; None in a guest, whose network is its own."""
         if isinstance(self.place, vm.Guest) or self.dead_daemon() is None:

@@ -59,6 +59,11 @@ class Machine(Protocol):
     def dead_daemon(self, root: Path | None = None) -> str | None:
         """The last words of a daemon (of the one store in ``root``) that should live and does not."""
 
+    def ended_by(self, root: Path) -> int | None:
+        """The signal from outside, such as that of a kernel out of memory, that ended a daemon of the store in
+        ``root``.
+        """
+
     def stranger(self) -> str | None:
         """Who answers, or keeps a daemon from answering, at a port of this machine without being one of its own."""
 
@@ -240,6 +245,11 @@ class Here:
             if not daemon.alive() and root in (None, daemon.cwd):
                 return daemon.last_words(f"the server ended with {daemon.wait(0)}")
         return None
+
+    def ended_by(self, root: Path) -> int | None:
+        """See Machine."""
+        dead = [daemon.wait(0) for daemon in self._daemons if daemon.cwd == root and not daemon.alive()]
+        return next((number for status in dead if (number := process.sent(status))), None)
 
     def stranger(self) -> str | None:
         """See Machine: whose listening socket it is, by the kernel's own lists."""

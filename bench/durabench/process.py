@@ -187,6 +187,11 @@ class Process:
         return what if self.log is None else f"{what}{tail(self.log)}"
 
 
+def sent(status: int) -> int | None:
+    """The signal that ended a program from outside, by its exit status; None where it ended or crashed by itself."""
+    return -status if status < 0 and -status not in CRASHES else None
+
+
 def is_answered(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an order has been answered to the end: its last event is ``done`` or ``failed``."""
     return bool(events) and events[-1]["e"] in ("done", "failed")

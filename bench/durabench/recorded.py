@@ -33,7 +33,16 @@ from durabench.guest import (
 )
 from durabench.process import CRASHES, Died, HarnessError, Hung, is_answered
 from durabench.service import ANSWER_S, Service, Target, not_in_force, promise_from
-from durabench.trial import SETTLE_AFTER_STRIKE_S, VICTIM_S, VICTIMS, Outcome, TrialPlan, keys_to_read, namespaces
+from durabench.trial import (
+    SETTLE_AFTER_STRIKE_S,
+    VICTIM_S,
+    VICTIMS,
+    Outcome,
+    TrialPlan,
+    down_or_doubt,
+    keys_to_read,
+    namespaces,
+)
 from durabench_backends.contract import METADATA, Domain, Fact
 
 if TYPE_CHECKING:
@@ -690,7 +699,7 @@ def _serve(
         answer = _ask_inside(order, plan, placed) if service.embedded else _ask_reader(order, plan, placed, laboratory)
         last = answer.pop()
         identity |= last.get("identity", {})
-        events += [_with_last_words(event, placed, service) for event in answer]
+        events += [_with_last_words({"t": time.monotonic_ns(), **event}, placed, service) for event in answer]
         if last["e"] == "failed" and last["ours"]:
             events.append(_doubt(f"the reader failed: {last['why']}"))
         elif last["e"] == "failed":
@@ -702,9 +711,9 @@ def _serve(
 
 
 def _with_last_words(event: Event, placed: Placed, service: Service) -> Event:
-    """Of a store that is down, the last words of its own server, where that has ended."""
+    """Of a store that is down, the last words of its own server; a doubt where that was ended from outside."""
     dead = placed.dead_daemon(service.root) if event["e"] == "down" else None
-    return {**event, "why": f"{event['why']}; {dead}"} if dead and dead not in event["why"] else event
+    return down_or_doubt(event, [dead], placed.ended_by(service.root)) if dead else event
 
 
 @dataclass

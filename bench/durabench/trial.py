@@ -532,12 +532,14 @@ class _Cycle:
             self.events.append(self._with_last_words(event))
 
     def _with_last_words(self, event: Event) -> Event:
-        """Of a store that is down, the last words of its own server, where that has ended."""
+        """Of a store that is down, the last words of its own server, where that has ended. One that was ended from
+        outside is not down, but in doubt.
+        """
         if event["e"] != "down":
             return event
         roots = dict.fromkeys(self.site.services[namespace].root for namespace in event["ns"])
         dead = [words for root in roots if (words := self.site.machine.dead_daemon(root))]
-        return {**event, "why": "; ".join([event["why"], *dead])}
+        return down_or_doubt(event, dead, any(self.site.machine.ended_by(root) for root in roots))
 
     def _reader(self) -> Process:
         """The site's reader, or a new driver. One that did not read to the end is ended with this trial."""
@@ -557,6 +559,14 @@ class _Cycle:
             if restarted == (instance == self._identities.get(name)):
                 why = "is still the one from before the strike" if restarted else "was restarted by something else"
                 self.note("doubt", why=f"{service.target.label}: the instance that answers {why}")
+
+
+def down_or_doubt(down: Event, last_words: Sequence[str], ended_from_outside: object) -> Event:
+    """That a store is down, with its server's last words; a doubt where a signal from outside had ended the server."""
+    why = "; ".join([down["why"], *(words for words in last_words if words not in down["why"])])
+    if not ended_from_outside:
+        return {**down, "why": why}
+    return {"e": "doubt", "t": down["t"], "why": f"ended from outside: {why}", "voids": False}
 
 
 def _go_on(writer: Process, events: Sequence[Event]) -> None:

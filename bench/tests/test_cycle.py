@@ -164,6 +164,14 @@ def test_a_server_that_does_not_come_up_again_is_broken_and_lost_is_not_guessed(
         assert "the log is damaged, I will not start" in row["why"], "the last lines of its log say why"
 
 
+def test_a_server_that_is_killed_from_outside_after_its_restart_convicts_nobody(cycle, monkeypatch):
+    monkeypatch.setattr(trial, "READY_S", 2.0)
+    for row in cycle(Asked(backends=("toys:Slain:rename",), faults=("kill-server",), trials=1)):
+        assert (row["verdict"], row["unavailable"]) == ("unknown", False)
+        assert row["why"].startswith("ended from outside: ")
+        assert "the server ended with -9" in row["why"]
+
+
 def test_a_put_that_fails_in_peacetime_is_unknown(cycle, monkeypatch):
     rows = cycle(Asked(backends=("toys:Failing:rename",), faults=("none",), trials=1))
     assert [row["verdict"] for row in rows] == ["unknown"]

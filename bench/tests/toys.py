@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SLEEPS = "import sys, time; print('still looking for my configuration', flush=True); time.sleep(600)"
 ONCE = "test -e started && { echo 'the log is damaged, I will not start'; exit 1; }; touch started; exec sleep 600"
+SLAIN = "test -e started && kill -9 $$; touch started; exec sleep 600"
 LISTENS = """
 import socket, sys, time
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -46,6 +47,13 @@ class Stubborn(Files):
             raise NotReady("connection refused")
         marker.touch()
         return super().open(namespace)
+
+
+class Slain(Stubborn):
+    """Files behind a server that is killed when it starts a second time, as a kernel does that is out of memory."""
+
+    def commands(self) -> Sequence[Command]:
+        return (Command("daemon", ("/bin/sh", "-c", SLAIN)),)
 
 
 class Listening(Files):
