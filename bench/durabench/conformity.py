@@ -14,14 +14,14 @@ from durabench_backends import conformance
 if TYPE_CHECKING:
     from rich.console import Console
 
-MARKS = {"passed": "✓", "failed": "✕", "not offered": "–"}
+MARKS = {"passed": "✓", "failed": "✕", "unknown": "?", "not offered": "–"}
 
 
 def show(name: str, directory: Path | None, console: Console) -> int:
     """Run the suite on every setting that ``name`` names and print each check; 0 all passed, 1 one failed, 3 did not
-    come up.
+    come up, or a check could not look at all that it must.
     """
-    status = 0
+    came_up, outcomes = True, set[str]()
     for target in schedule.targets_of(name):
         if target.url:
             message = "conform writes and drops; it runs on servers of ours only: give NAME or NAME:SETTING"
@@ -34,13 +34,14 @@ def show(name: str, directory: Path | None, console: Console) -> int:
                     results = conformance.run(service)
             except HarnessError as error:
                 console.print(f"  does not come up: {error}", markup=False)
-                status = status or 3
+                came_up = False
                 continue
         for result in results:
             reason = f": {result.reason}" if result.reason else ""
             console.print(
                 f"  {MARKS[result.outcome]} {result.check.id}: {result.check.description}{reason}", markup=False
             )
-        if any(result.outcome == "failed" for result in results):
-            status = 1
-    return status
+        outcomes |= {result.outcome for result in results}
+    if "failed" in outcomes:
+        return 1
+    return 0 if came_up and "unknown" not in outcomes else 3
