@@ -24,6 +24,7 @@ def project(tmp_path):
     (info / "entry_points.txt").write_text("[durabench.backends]\ntoy = verifiable:Toy\n")
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "CI"))}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of others take seconds
+    env["TOY_LOG"] = str(tmp_path / "toy.log")
     env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(info.parent)])
 
     def run(*words):
@@ -89,6 +90,51 @@ def test_items_are_chosen_by_name_and_by_marker(project):
     ran, found = project("--durabench", "toy://host/", "-m", "durabench", "-k", "flush and not flushes")
     assert ran.returncode == 0, ran.stdout
     assert list(found) == ["toy.flush"]
+
+
+def test_a_warning_is_shown_and_never_fails_a_deployment_that_holds(project, tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    ran, found = project("--durabench", "toy://host/?warn=yes")
+    assert ran.returncode == 0, ran.stdout
+    assert found["toy.cache"] == []
+    assert "write back" in ran.stdout
+    ignored = "[pytest]\nfilterwarnings =\n    error\n    ignore:toy.cache\n"
+    (tmp_path / "pytest.ini").write_text(ignored)
+    quiet, _ = project("--durabench", "toy://host/?warn=yes")
+    assert quiet.returncode == 0
+    assert "write back" not in quiet.stdout
+
+
+def test_under_xdist_a_deployment_is_looked_at_and_probed_once(project, tmp_path):
+    ran, found = project(
+        "-p", "xdist", "-n", "3", "--durabench", "toy://me:opensesame@host/?flush=on&warn=yes", "--durabench-probe"
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert set(found) == {"test_own", "toy.flush", "toy.cache", "toy.proved", "toy.conditional", "toy.flushes"}
+    assert (tmp_path / "toy.log").read_text().split() == ["inspect", "probe"]
+    assert "write back" in ran.stdout, "a warning is shown"
+    assert "opensesame" not in ran.stdout + ran.stderr
+
+
+def test_under_xdist_what_fails_fails_and_what_cannot_be_asked_is_a_usage_error(project):
+    ran, found = project("-p", "xdist", "-n", "2", "--durabench", "toy://host/?flush=off")
+    assert ran.returncode == 1
+    assert found["toy.flush"] == ["failure"]
+    ran, _ = project("-p", "xdist", "-n", "2", "--durabench", "foo://x")
+    assert ran.returncode == 4
+    assert "--durabench" in ran.stderr
+
+
+def test_two_logins_of_one_host_have_ids_of_their_own_without_any_password(project):
+    ran, _ = project(
+        "--collect-only",
+        "-q",
+        *("--durabench", "toy://me:opensesame@host/"),
+        *("--durabench", "toy://you:moresesame@host/"),
+    )
+    ids = [line for line in ran.stdout.splitlines() if line.endswith("toy.flush")]
+    assert len(set(ids)) == 2, ran.stdout
+    assert "sesame" not in ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("words", [("--durabench", "foo://x"), ("--durabench", "toy://h", "--durabench-survive", "x")])

@@ -6,8 +6,10 @@ and ``probe`` say how looking and probing go.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,6 +25,13 @@ LATE = Promise({Domain.CLIENT: 0.0, Domain.SERVER: 0.5, Domain.MACHINE: 0.5, Dom
 SAFE = Promise(dict.fromkeys(LATE.may_lose_s, 0.0), Domain.DRIVE, Domain.DRIVE, "toy §1")
 NONE = Promise({Domain.CLIENT: 0.0}, None, None, "toy §3")
 BY_FLUSH = {"on": SAFE, "late": LATE, "off": NONE}
+
+
+def note(what: str) -> None:
+    """Add a line to the file that ``TOY_LOG`` names, if it names one: who counts looks reads it."""
+    if "TOY_LOG" in os.environ:
+        with Path(os.environ["TOY_LOG"]).open("a") as log:
+            log.write(f"{what}\n")
 
 
 class Toy:
@@ -53,6 +62,7 @@ class Toy:
         return (Command("daemon", ("/bin/true",)),)
 
     def inspect(self) -> Iterable[Fact]:
+        note("inspect")
         look = self.said.get("look", "")
         if look in LOOKS:
             raise LOOKS[look]
@@ -93,6 +103,7 @@ class Toy:
             yield Check("toy.mock", "fail", "yes", "Server header")
 
     def probe(self, goal: Goal) -> Iterable[Check]:
+        note("probe")
         how = self.said.get("probe", "")
         yield Check("toy.proved", "fail" if how == "lost" else "ok", evidence="wrote 4 KiB in durabench-1, removed")
         if how == "hang":
