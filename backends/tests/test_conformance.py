@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -392,8 +392,8 @@ class Toy:
         good = sync is not None and sync.value == "on"
         if cls.defect == "takes missing facts for good ones":
             good |= sync is None
-        if cls.defect == "takes unread facts for good ones":
-            good |= sync is not None and bool(sync.unread)
+        if cls.defect == "takes unread facts for good ones" and sync is not None and sync.unread:
+            return replace(KEEPS, atomic=Domain.FLUSHED)
         if cls.defect == "a promise depends on what was asked before":
             cls.world.asked += not facts
             good &= cls.world.asked < 1
@@ -659,6 +659,9 @@ def test_a_backend_that_never_gets_ready_fails_within_a_deadline(root, monkeypat
 # Every setting of every backend, through the harness's own service.
 
 
+OPTIONAL = {"Versioned", "Transactional", "Conditional", "Verifiable", "Compactable", "Sized", "Watchable"}
+
+
 def cells():
     """(backend, setting); a backend that cannot be loaded is one cell, so that a test says why."""
     for name in registry.names():
@@ -680,4 +683,7 @@ def test_every_setting_passes(name, setting, tmp_path):
     with service.running(name, setting, tmp_path / "machine") as running:
         results = conformance.run(running)
     assert failed(results) == {}
-    assert sum(result.outcome == "passed" for result in results) >= len(conformance.CHECKS) - 6
+    for result in results:
+        # A check may be left out only where what it needs is optional, or is no matter of this setting.
+        optional = result.check.needs in OPTIONAL or result.check.where != "all" or result.check.id == "not-ready"
+        assert result.outcome == "passed" or (result.outcome == "not offered" and optional), result

@@ -169,11 +169,9 @@ def _missing_facts(subject: Subject) -> None:
         none = subject.backend.promise(())
         expect(not _stronger(none, setting.promise), f"promise() without any fact is stronger than {setting.name}'s")
     for index, fact in enumerate(facts):
-        before, after = facts[:index], facts[index + 1 :]
-        without = subject.backend.promise([*before, *after])
-        expect(not _stronger(without, whole), f"promise() without {fact.id} is stronger than with it")
-        unread = subject.backend.promise([*before, Fact(fact.id, "", "", "may not read: GRANT"), *after])
-        expect(not _stronger(unread, without), f"promise() with an unread {fact.id} is stronger than without it")
+        for how, instead in (("without", ()), ("with an unread", (Fact(fact.id, "", "", "may not read: GRANT"),))):
+            found = subject.backend.promise([*facts[:index], *instead, *facts[index + 1 :]])
+            expect(not _stronger(found, whole), f"promise() {how} {fact.id} is stronger than with it")
 
 
 def _promise_is_pure(subject: Subject) -> None:
