@@ -18,7 +18,8 @@ else has exactly one word, so a key is counted once:
 - never attempted, failed, or a value that was never put there: *phantom*.
 
 What a writer's own get read before the strike is held against the operations before it by the same rules: a store that
-forgets while everything lives has lost, and no later reading makes that good.
+forgets while everything lives has lost, and no later reading makes that good. A key that is wrong before and after, in
+two ways, counts for both.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def find(history: History, namespace: str, *, versions_promised: bool = False) -
     down = history.down.get(namespace)
     unavailable = down is not None and not seen.complete
     peace = _in_peace(history, namespace)
-    wrongs = [wrong for key in seen.keys.values() for wrong in key.wrongs]
-    wrongs += [wrong for wrong, _ in peace if not any(other.key == wrong.key for other in wrongs)]
+    after = [wrong for key in seen.keys.values() for wrong in key.wrongs]
+    wrongs = _once(after, [wrong for wrong, _ in peace])
     kinds = Counter(wrong.kind for wrong in wrongs)
     acked = history.acknowledged(namespace)
     strike_ns = history.strike_ns
@@ -130,7 +131,7 @@ def find(history: History, namespace: str, *, versions_promised: bool = False) -
         stale=known(kinds["stale"]),
         phantom=known(kinds["phantom"]),
         resurrected=known(kinds["resurrected"]),
-        hole=known(_holes(seen, wrongs)),
+        hole=known(_holes(seen, after)),
         damaged_acked=known(sum(wrong.kind in ("torn", "corrupt") and wrong.gone is not None for wrong in wrongs)),
         versions_lost=known(seen.versions_lost),
         dangling=known(dangling),
@@ -171,6 +172,20 @@ def _in_peace(history: History, namespace: str) -> list[tuple[_Wrong, float]]:
     return list(first.values())
 
 
+def _once(after: Sequence[_Wrong], peace: Iterable[_Wrong]) -> list[_Wrong]:
+    """What is wrong after the strike, and what was before it: of a key and a kind once, and as old as the older."""
+    wrongs = list(after)
+    for wrong in peace:
+        alike = (n for n, other in enumerate(wrongs) if (other.key, other.kind) == (wrong.key, wrong.kind))
+        at = next(alike, None)
+        if at is None:
+            wrongs.append(wrong)
+        elif wrong.gone is not None:
+            known = wrongs[at].gone or wrong.gone
+            wrongs[at] = replace(wrongs[at], gone=min(known, wrong.gone, key=_acknowledged_ns))
+    return wrongs
+
+
 def _acknowledged_ns(attempt: Attempt) -> int:
     return attempt.acknowledged_ns or 0
 
@@ -206,14 +221,17 @@ class _Key:
     """What became of one key.
 
     ``current`` is the put that it reads, whole; ``whole`` those and the ones among its versions; ``present`` whether
-    anything of it is there; ``dropped`` the acknowledged delete after which it is absent, as it should be.
+    anything of it is there.
     """
 
     wrongs: Sequence[_Wrong] = ()
     current: Attempt | None = None
     whole: Sequence[Attempt] = ()
     present: bool = True
-    dropped: Attempt | None = None
+
+    def is_absent(self) -> bool:
+        """Whether nothing of it is there, as it should be."""
+        return not self.present and not self.wrongs
 
 
 @dataclass(frozen=True)
@@ -271,7 +289,7 @@ def _incomplete(
     if attempts and listed is None:
         yield "the keys were not listed after the fault"
     for key, of_key in attempts.items():
-        owed = any(attempt.outcome == "ok" for attempt in of_key) or key in (listed or ())
+        owed = any(attempt.outcome != "fail" for attempt in of_key) or key in (listed or ())
         if owed and key not in readings:
             yield f"{key} was not read back"
     for key, found in sorted(readings.items()):
@@ -285,8 +303,8 @@ def _holes(seen: _Seen, wrongs: Sequence[_Wrong]) -> int:
     for key in seen.keys.values():
         for survivor in key.whole:
             newest[survivor.writer] = max(newest[survivor.writer], survivor.op.sequence)
-    dropped = [seen.attempts[key.dropped.op.key] for key in seen.keys.values() if key.dropped is not None]
-    while sum(_proves_a_delete(attempts, newest) for attempts in dropped):  # each proof may be another's premise
+    absent = [of_key for name, of_key in seen.attempts.items() if name in seen.keys and seen.keys[name].is_absent()]
+    while sum(_proves_a_delete(attempts, newest) for attempts in absent):  # each proof may be another's premise
         pass
     return sum(
         wrong.kind in _LOSSES and wrong.gone is not None and wrong.gone.op.sequence < newest[wrong.gone.writer]
@@ -301,12 +319,22 @@ def _proves_a_delete(attempts: Sequence[Attempt], newest: dict[int, int]) -> boo
     older than a survivor: what was lost after that put would otherwise have left it there.
     """
     writer = attempts[-1].writer
-    happened = [attempt for attempt in attempts if attempt.outcome != "fail"]
-    before = [attempt for attempt in happened if attempt.op.sequence <= newest[writer]]
-    if not before or before[-1].op.verb == "delete" or before[-1].outcome != "ok":
+    if _may_be_absent(attempt for attempt in attempts if attempt.op.sequence <= newest[writer]):
         return False
-    newest[writer] = next(a.op.sequence for a in happened if a.op.sequence > newest[writer] and a.op.verb == "delete")
+    later = (a for a in attempts if a.op.sequence > newest[writer] and a.op.verb == "delete" and a.outcome != "fail")
+    newest[writer] = next(later).op.sequence
     return True
+
+
+def _may_be_absent(attempts: Iterable[Attempt]) -> bool:
+    """Whether a key may be absent after these of its operations."""
+    may = True
+    for attempt in attempts:
+        if attempt.outcome == "ok":
+            may = attempt.op.verb == "delete"
+        elif attempt.outcome == "info":
+            may = may or attempt.op.verb == "delete"
+    return may
 
 
 def _pairs(history: History, metadata: _Seen) -> tuple[int | None, int | None]:
@@ -337,16 +365,19 @@ class _KeyHistory:
     def __init__(
         self, seed: int, key: str, attempts: Sequence[Attempt], reading: Reading | None, listed: frozenset[str] | None
     ) -> None:
-        self.seed, self.key = seed, key
+        self.seed, self.key, self.attempts = seed, key, attempts
         self.value = reading.value if reading else None
         self.error = reading.error if reading else None
         self.versions = reading.versions if reading else None
         self.puts = [attempt for attempt in attempts if attempt.op.verb == "put"]
+        self.happened = [put for put in self.puts if put.outcome != "fail"]
         self.deletes = [attempt for attempt in attempts if attempt.op.verb == "delete" and attempt.outcome != "fail"]
         self.acked = [attempt for attempt in attempts if attempt.outcome == "ok"]
         self.last = self.acked[-1] if self.acked else None
         self.last_sequence = self.last.op.sequence if self.last else -1
         self.doubts = [a for a in attempts if a.outcome == "info" and a.op.sequence > self.last_sequence]
+        if not any(attempt.op.verb == "put" for attempt in (*self.acked[-1:], *self.doubts)):
+            self.doubts = []  # a delete in doubt of what is not there changes nothing
         # Without a listing there is nothing to compare with, and `_incomplete` says so.
         self.listed = key in listed if listed is not None else self.value is not None
 
@@ -356,7 +387,7 @@ class _KeyHistory:
         return self.last is not None and self.last.op.verb == "delete"
 
     def may_be_absent(self) -> bool:
-        return self.last is None or self.is_deleted() or any(a.op.verb == "delete" for a in self.doubts)
+        return _may_be_absent(self.attempts)
 
     def legal(self) -> set[int]:
         """The puts that may be read: the last acknowledged one, and those in doubt after it."""
@@ -372,8 +403,8 @@ class _KeyHistory:
         return self.acked_after(max(deleted, default=-1))
 
     def gone_if_damaged(self) -> Attempt | None:
-        """The first acknowledged put after the oldest block that is still there; the last one where there is none."""
-        puts = {put.op.sequence for put in self.puts}
+        """The first acknowledgement after the oldest block that is still there; the last one where there is none."""
+        puts = {put.op.sequence for put in self.happened}
         blocks = self.value.blocks if self.value else ()
         oldest = min((who for who, _ in blocks if who in puts), default=self.last_sequence)
         return self.last if oldest >= self.last_sequence else self.acked_after(oldest)
@@ -399,18 +430,18 @@ class _KeyHistory:
 
     def _absent(self) -> _Key:
         if self.may_be_absent():
-            return _Key(present=False, dropped=self.last if self.is_deleted() else None)
+            return _Key(present=False)
         return self._is("lost", f"is absent (put {self.last_sequence})", self.gone_if_absent(), present=False)
 
     def _half_there(self) -> _Key:
         how = "reads, but is not listed" if self.value is not None else "is listed, but reads nothing"
         if not self.may_be_absent():
             return self._is("lost", f"{how} (put {self.last_sequence})", self.gone_if_absent())
-        if self.doubts:
-            if self.value is not None:
-                return self._by_value(self.value)
+        if self.value is not None:
+            return self._by_value(self.value)
+        if self.doubts and self.happened:
             return self._is("torn", f"{how}, in doubt")
-        if self.is_deleted() and self.puts:
+        if self.is_deleted() and self.happened:
             return self._is("resurrected", f"{how}, although deleted by {self.last_sequence}", self.last)
         return self._is("phantom", f"{how}, and was never put")
 
@@ -420,9 +451,8 @@ class _KeyHistory:
         attempted = [put for put in matching if put.outcome != "fail"]
         if legal:
             return _Key(current=legal[-1], whole=attempted[:1])
-        doubtful = [put for put in self.puts if put in self.doubts]
-        if doubtful and self.value is not None and not self.value.blocks and self._is_torn_tiny(self.value, doubtful):
-            return self._damaged(self._damage(self.value))  # as well the beginning of a put in doubt
+        if self.doubts and self.value is not None and not self.value.blocks and self._is_torn_legal(self.value):
+            return self._damaged(self._damage(self.value))  # as well what an operation in doubt has left
         if not attempted:
             return self._is("phantom", f"reads put {matching[0].op.sequence}, which failed")
         read = attempted[-1]
@@ -434,12 +464,13 @@ class _KeyHistory:
         return _Key([wrong], current=read, whole=attempted[:1])
 
     def _damaged(self, found: _Damage) -> _Key:
-        if self.listed and all(put.outcome == "fail" for put in self.puts):
+        there = self.listed or self.value is not None
+        if there and not self.happened:
             what = f"reads {self.value.length} bytes" if self.value is not None else found.text
             return self._is("phantom", f"{what}, and was never put")
         if found.kind == "phantom" or found.explained or self.last is None:
             return self._is(found.kind, found.text)
-        if self.is_deleted() and self.listed:
+        if self.is_deleted() and there:
             text = f"{found.text}, although deleted by {self.last_sequence}"
             return self._is("resurrected", text, self.gone_if_damaged())
         return self._is(found.kind, found.text, self.gone_if_damaged())
@@ -464,18 +495,28 @@ class _KeyHistory:
     def _damage(self, value: Value) -> _Damage:
         """The word for a value that is no put's."""
         who = {sequence for sequence, _ in value.blocks}
-        puts = {put.op.sequence for put in self.puts}
+        puts = {put.op.sequence for put in self.happened}
         runs = [f"{count} of {_BLOCKS.get(one, f'put {one}')}" for one, count in value.blocks[:_RUNS_NAMED]]
         runs += ["…"] if len(value.blocks) > _RUNS_NAMED else []
         text = f"{value.length} bytes ({'blocks: ' if runs else 'too few for a stamp'}{', '.join(runs)})"
         if any(one >= 0 and one not in puts for one in who):
             kind: Kind = "phantom" if len(who) == 1 else "corrupt"
             return _Damage(kind, f"reads {text}, which were never put there", explained=False)
-        if payload.CORRUPT in who or payload.FOREIGN in who or not (who or self._is_torn_tiny(value, self.puts)):
+        if payload.CORRUPT in who or payload.FOREIGN in who or not (who or self._is_torn_tiny(value, self.happened)):
             # A block that was cut in two reads as corrupt or foreign; nothing but foreign blocks is nobody's tear.
-            return _Damage("corrupt", f"is corrupt: {text}", explained=bool(self.doubts) and who != {payload.FOREIGN})
-        own = {attempt.op.sequence for attempt in (self.last, *self.doubts) if attempt} | {payload.ZERO}
-        return _Damage("torn", f"is torn: {text}", explained=bool(self.doubts) and who <= own)
+            nobodys = who == {payload.FOREIGN} and not self._may_hide_a_stamp(value)
+            return _Damage("corrupt", f"is corrupt: {text}", explained=bool(self.doubts) and not nobodys)
+        left_so = who <= self.legal() | {payload.ZERO} if who else self._is_torn_legal(value)
+        return _Damage("torn", f"is torn: {text}", explained=bool(self.doubts) and left_so)
+
+    def _may_hide_a_stamp(self, value: Value) -> bool:
+        """Whether a put in doubt, too small for a stamp, may lie over the only one that this value could have."""
+        tiny = any(a.op.verb == "put" and a.op.size < payload.STAMP_BYTES for a in self.doubts)
+        return tiny and value.length < payload.BLOCK_BYTES + payload.STAMP_BYTES
+
+    def _is_torn_legal(self, value: Value) -> bool:
+        legal = self.legal()
+        return self._is_torn_tiny(value, [put for put in self.puts if put.op.sequence in legal])
 
     def _is_torn_tiny(self, value: Value, puts: Sequence[Attempt]) -> bool:
         """Whether a value without a stamp is empty, zeros, or the beginning of one of the puts."""

@@ -833,6 +833,145 @@ def test_one_proof_may_be_the_premise_of_another(story):
     assert counts(story.find()) == {"lost": 1, "hole": 1}
 
 
+# --- what the oracle found (tests/oracle.py), told by hand ------------------------------------------------------------
+
+
+def test_what_is_in_doubt_and_was_not_read_back_is_a_doubt(story):
+    story.put("a")
+    story.doubtful("b")
+    history = story.history()
+    unread = replace(history, readings=[reading for reading in history.readings if reading.key == "a"])
+    assert find(unread, METADATA).doubts == ("b was not read back",)
+    story.failed("c")
+    refused = replace(story.history(), readings=history.readings)
+    assert find(refused, METADATA).doubts == (), "what certainly did not happen owes nothing"
+
+
+def test_what_was_forgotten_before_the_strike_says_nothing_of_the_order_of_what_the_strike_lost(story):
+    kept = story.put("a", age_s=3)
+    story.read_before("a", None, age_s=2)
+    story.put("b", age_s=1)
+    story.left("a", kept)
+    assert counts(story.find()) == {"lost": 1}
+
+
+def test_two_wrongs_of_a_key_at_two_times_are_two_and_one_at_both_is_as_old_as_the_older(story):
+    story.put("other", age_s=9)
+    old = story.put("a", age_s=5)
+    story.read_before("a", None, age_s=4)
+    story.delete("a", age_s=1.5)
+    story.put("a", age_s=0.5)
+    story.left("a", None)
+    assert counts(story.find()) == {"lost": 1}
+    assert story.find().loss_window_s == pytest.approx(5)
+    story.left("a", b"")
+    assert counts(story.find()) == {"lost": 1, "torn": 1}
+    story.doubtful("a")
+    assert counts(story.find()) == {"lost": 1, "torn": 1}
+    assert story.find().damaged_acked == 0
+    assert story.find().gone == 1, f"put {old} was lost, whatever may be there in doubt"
+    assert judge(story.find(), replace(LOOSE, may_lose_s={Domain.CLIENT: 0.0}), Domain.CLIENT).verdict == "broken"
+
+
+def test_a_delete_in_doubt_of_what_is_not_there_excuses_nothing(story):
+    old = story.put("a")
+    story.delete("a")
+    story.delete("a", "info")
+    assert counts(story.find()) == {}
+    story.left("a", None, listed=True)
+    assert counts(story.find()) == {"resurrected": 1}
+    story.left("a", story.bytes_of(old)[:600])
+    assert counts(story.find()) == {"resurrected": 1}
+    assert story.judge(LOOSE).verdict == "broken"
+
+
+@pytest.mark.parametrize("deleted", ["ok", "info"])
+def test_what_was_never_put_is_a_phantom_also_where_it_was_deleted(story, deleted):
+    story.put("b")
+    failed = story.failed("a")
+    story.delete("a", deleted)
+    for content in (None, failed, story.bytes_of(failed)[:600], b"boo"):
+        story.left("a", content, listed=True)
+        assert counts(story.find()) == {"phantom": 1}, content
+        if content is not None:
+            story.left("a", content, listed=False)
+            assert counts(story.find()) == {"phantom": 1}, content
+        story.ghosts.clear()
+        story.unlisted.clear()
+
+
+def test_blocks_of_a_put_that_failed_were_never_put_there(story):
+    acked = story.put("a", age_s=3)
+    failed = story.failed("a")
+    story.put("a", age_s=0.5)
+    story.left("a", story.bytes_of(failed)[:1024])
+    assert counts(story.find()) == {"phantom": 1}
+    assert story.judge(LOOSE_WINDOW).verdict == "broken"
+    story.left("a", story.bytes_of(acked)[:1024] + story.bytes_of(failed)[1024:])
+    assert counts(story.find()) == {"corrupt": 1}
+    assert story.find().oldest_gone_s == pytest.approx(0.5), "the failed put is no block that is still there"
+
+
+def test_a_deleted_value_that_reads_and_is_not_listed_is_as_old_as_what_it_contradicts(story):
+    first = story.put("a", age_s=3)
+    story.put("a", age_s=2.5)
+    story.delete("a", age_s=0.5)
+    story.left("a", first, listed=False)
+    assert counts(story.find()) == {"resurrected": 1}
+    assert story.find().loss_window_s == pytest.approx(2.5)
+    assert story.judge(LOOSE_WINDOW).verdict == "broken"
+
+
+def test_a_tiny_value_is_torn_in_doubt_only_if_it_is_the_beginning_of_what_may_be_there(story):
+    first = story.put("a", size=20)
+    second = story.put("a", size=20)
+    story.doubtful("a")
+    story.left("a", story.bytes_of(second)[:9])
+    assert (story.find().torn, story.find().damaged_acked) == (1, 0)
+    story.left("a", story.bytes_of(first)[:9])
+    assert (story.find().torn, story.find().damaged_acked) == (1, 1)
+    assert story.judge(LOOSE).verdict == "broken"
+
+
+def test_an_empty_value_may_be_what_a_delete_in_doubt_left(story):
+    story.put("a", size=0)
+    story.put("a")
+    story.delete("a", "info")
+    story.left("a", b"")
+    assert counts(story.find()) == {"torn": 1}
+    assert story.judge(LOOSE).verdict == "kept"
+
+
+def test_a_tiny_put_in_doubt_may_lie_over_the_only_stamp(story):
+    value = story.bytes_of(story.put("a", size=530))
+    tiny = story.bytes_of(story.doubtful("a", size=2))
+    story.left("a", tiny + value[2:])
+    assert (story.find().corrupt, story.find().damaged_acked) == (1, 0)
+    assert story.judge(LOOSE).verdict == "kept"
+    assert story.judge(SAFE).verdict == "broken"
+
+
+@pytest.mark.parametrize("delete", ["ok", "info"])
+def test_a_delete_that_must_have_happened_proves_a_hole_also_where_it_is_in_doubt(story, delete):
+    story.put("a")
+    story.put("witness")
+    story.put("b")
+    story.delete("a", delete)
+    story.left("a", None)
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 1, "hole": 1}
+
+
+def test_a_put_in_doubt_after_the_survivor_does_not_excuse_that_its_key_is_absent(story):
+    story.put("a")
+    story.doubtful("a")
+    story.put("witness")
+    story.put("b")
+    story.delete("a")
+    story.left("b", None)
+    assert counts(story.find()) == {"lost": 1, "hole": 1}
+
+
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
