@@ -206,7 +206,7 @@ def answered(*keys, failed=None):
         {"e": "reading", "ns": METADATA, "key": key, "value": value(key, at + 1, plan_of().payload_seed)}
         for at, key in enumerate(keys)
     ]
-    absent = (key for key in ("step-0", "step-1", "step-2") if key not in keys)
+    absent = () if failed else (key for key in ("step-0", "step-1", "step-2") if key not in keys)
     read += [{"e": "reading", "ns": METADATA, "key": key, "value": None} for key in absent]
     last = {"e": "done", "identity": {METADATA: "reader"}, "sizes": {}}
     return vm.Checked([*read, failed or last], 0.1)
