@@ -35,7 +35,7 @@ MARK = "DURABENCH_KILLING"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 QUIET_S = 2.0
 """After so long nothing of what was ended may be left running."""
-WHOLE_S = 300.0
+WHOLE_S = 900.0
 """A command that is left to its end takes no longer, however busy the machine is."""
 KILLS = 3
 """In one chain."""
