@@ -165,12 +165,13 @@ class Place:
         return self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
 
 
-def answered(*keys, failed=None):
+def answered(*keys, absent=(), failed=None):
     read = [{"e": "listing", "ns": METADATA, "keys": list(keys)}]
     read += [
         {"e": "reading", "ns": METADATA, "key": key, "value": value(key, at + 1, plan_of().payload_seed)}
         for at, key in enumerate(keys)
     ]
+    read += [{"e": "reading", "ns": METADATA, "key": key, "value": None} for key in absent]
     last = {"e": "done", "identity": {METADATA: "reader"}, "sizes": {}}
     return vm.Checked([*read, failed or last], 0.1)
 
@@ -200,7 +201,7 @@ def judged(made, tmp_path):
 
 
 def test_a_state_is_judged_once_its_undamaged_disk_came_up(judged):
-    verdict, why, lane = judged(EMPTY, answered("step-0", "step-1"))
+    verdict, why, lane = judged(EMPTY, answered("step-0", "step-1", absent=["step-2"]))
     assert verdict == "kept", why
     assert len(lane.images) == 2
 
