@@ -174,8 +174,8 @@ def is_never_put(trial: Trial, key: str, seen: bytes) -> bool:
 
 
 def is_strange(trial: Trial, key: str, seen: bytes | str, *, tiny: bool) -> bool:
-    """Whether no operation that was cut off can have left that: no block begins as one of this key does, or one is of
-    a value that never was there. A ``tiny`` put in doubt may lie over the only begin that could be told.
+    """Whether no operation that was cut off can have left that: no block begins as one of this key does or is zeros, or
+    one is of a value that never was there. A ``tiny`` put in doubt may lie over the only begin that could be told.
     """
     if isinstance(seen, str) or len(seen) < STAMP:
         return False
@@ -188,7 +188,7 @@ def is_strange(trial: Trial, key: str, seen: bytes | str, *, tiny: bool) -> bool
         return True
     if tiny and len(seen) < BLOCK + STAMP:
         return False
-    return not any((at, seen[at : at + STAMP]) in begins for at in places)
+    return not any((at, seen[at : at + STAMP]) in begins or not block(seen, at).strip(b"\0") for at in places)
 
 
 def holes(trial: Trial, after: Mapping[str, Wrong]) -> int:
