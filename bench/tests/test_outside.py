@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import shutil
+import sqlite3
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -24,12 +25,18 @@ from durabench import run as running
 from durabench.cli import options
 from durabench.cli.plan import sizes_between
 from durabench.plan import table, trace
+from durabench.process import HarnessError
 from durabench.report import CELL, gates, load_expectations
 from durabench.row import ROWS
 from durabench.verify import goal, ignored
+from durabench_backends import registry
+from durabench_backends.contract import Fact, NotReady, Promise, Verifiable
+from durabench_backends.locate import program
 
 MUTATIONS = runpy.run_path(str(Path(__file__).parent / "mutations.py"))
-TIMES, answered, of_bytes, of_json = (MUTATIONS[name] for name in ("TIMES", "answered", "of_bytes", "of_json"))
+TIMES, answered, of_bytes, of_json, ODD = (
+    MUTATIONS[name] for name in ("TIMES", "answered", "of_bytes", "of_json", "ODD")
+)
 ROOT = Path(__file__).resolve().parents[2]
 KILLS, POWER, PLAN = (ROOT / "results" / name for name in ("kills", "power", "plan"))
 
@@ -351,6 +358,64 @@ def told(content, _):
     return speaker._event(content)
 
 
+def variable(content, _):
+    """A program that a variable of the environment names."""
+    said = content.replace(b"\0", b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DURABENCH_NO_PROGRAM", os.fsdecode(said))
+        return program("true", "DURABENCH_NO_PROGRAM", ("pytest", "*/true"), (), "the line that installs it")
+
+
+def database(path):
+    """What a file says of itself that is said to be a database."""
+    found = registry.load("sqlite")
+    try:
+        facts = list(found.from_url(f"sqlite:///{path}").inspect())
+    except NotReady as error:  # `verify` says so in one line, exit 3
+        raise HarnessError(str(error)) from None
+    return found.promise(facts), list(found.checks(facts, goal("drive", 0.0)))
+
+
+def a_database():
+    """The bytes of a small one."""
+    with sqlite3.connect(":memory:") as connection:
+        connection.execute("create table t (k primary key, v)")
+        return connection.serialize()
+
+
+def said_by_servers(content, _):
+    """What every backend makes of facts: no answer of a server is one that it cannot read."""
+    for label, words in json.loads(content).items():
+        found = registry.load(label.partition(":")[0])
+        facts = [Fact(name, value, origin) for name, (value, origin) in words.items()]
+        assert isinstance(found.promise(facts), Promise)
+        if isinstance(found, Verifiable):
+            for domain in ("client", "server", "machine", "drive"):
+                assert list(found.checks(facts, goal(domain, 0.0)))
+
+
+def answers_of_servers():
+    """The facts of the committed run: what real servers said."""
+    targets = json.loads((KILLS / "run.json").read_text())["targets"]
+    return {
+        label: {name: (fact["value"], fact["origin"]) for name, fact in one["facts"].items()}
+        for label, one in targets.items()
+    }
+
+
+@pytest.mark.parametrize("label", sorted(answers_of_servers()))
+def test_any_answer_of_a_server_is_read(label):
+    good = answers_of_servers()[label]
+    rng = Random(label)
+    odd = [str(one) for one in ODD if isinstance(one, str | int | float)]
+    for number in range(20 * TIMES):
+        bad = {name: said for name, said in good.items() if rng.random() > 0.1}
+        for name in rng.sample(sorted(bad), min(len(bad), rng.choice((1, 1, 2, 5)))):
+            bad[name] = (rng.choice([*odd, str(bad[name][0])[:-1], str(bad[name][0]) + "0"]), bad[name][1])
+        content = json.dumps({label: bad}).encode()
+        assert answered(lambda content=content: said_by_servers(content, None), told=f"{label}, {number}") == 0
+
+
 STRACE = rb"""12 openat(AT_FDCWD</tmp/x>, "\x61\x62", O_WRONLY|O_CREAT|O_TRUNC, 0600) = 3</tmp/x/ab>
 12 write(3</tmp/x/ab>, ""..., 2048) = 2048
 12 rename("\x61", "\x62") = 0
@@ -380,6 +445,8 @@ DOORS = {
     "url postgresql": (b"postgresql://ann:pw@127.0.0.1:1/db?sslmode=require", by_words(schedule.targets_of)),
     "url redis": (b"redis://:pw@127.0.0.1:1/0?waitaof=yes", by_words(schedule.targets_of)),
     "url s3": (b"s3://bucket/prefix?endpoint_url=http://127.0.0.1:1", by_words(schedule.targets_of)),
+    "variable": (b"/bin/true", variable),
+    "database": (a_database(), by_file(database)),
     "driver": (b'{"e":"ok","w":0,"i":1,"latency_ns":5}', told),
     "strace": (STRACE, by_file(lambda path: tracing.read(path, path.parent))),
     "recording": (gzip.decompress((POWER / "recordings/2-0-files_rename-ext4.gz").read_bytes()), by_file(recording)),
