@@ -184,8 +184,12 @@ def is_strange(trial: Trial, key: str, seen: bytes | str, *, tiny: bool) -> bool
     begins = {
         (at, value[at : at + STAMP]) for value in (*never, *happened) for at in range(0, len(value) - STAMP + 1, BLOCK)
     }
-    if any(block(value, at) == block(seen, at) for value in never for at in places if len(block(seen, at)) >= STAMP):
-        return True
+    for value in never:
+        for at in places:
+            stamped = at if len(block(seen, at)) >= STAMP else at - BLOCK  # an end is of whom the stamp before it is
+            same = block(value, at) == block(seen, at)
+            if same and stamped >= 0 and value[stamped : stamped + STAMP] == seen[stamped : stamped + STAMP]:
+                return True
     if tiny and len(seen) < BLOCK + STAMP:
         return False
     return not any((at, seen[at : at + STAMP]) in begins or not block(seen, at).strip(b"\0") for at in places)
@@ -243,7 +247,8 @@ def tell(trial: Trial) -> Told:
         acked_before_strike=sum(a.acknowledged_ns < trial.strike_ns for a in acked),
         oldest_acked_s=max(map(age_s, acked), default=None),
         unavailable=down,
-        unsure=(not down and bool(unread or trial.listed is None)) or any(not doubt.voids for doubt in trial.doubts),
+        unsure=(not down and bool(unread or (changed and trial.listed is None)))
+        or any(not doubt.voids for doubt in trial.doubts),
         void=any(doubt.voids for doubt in trial.doubts),
     )
     peace: dict[str, Wrong] = {}
