@@ -114,7 +114,7 @@ TABLE: list[Sabotage] = [
         "bench/durabench/judgement.py",
         "controls::test_what_a_control_must_show judgement",
         ('all(row["verdict"] == "kept" for row', 'any(row["verdict"] != "broken" for row'),
-        ('any(row["lost"] or row["unavailable"] for', 'all(not row["lost"] or row["unavailable"] for'),
+        ('any(loses(row) or row["unavailable"] for', 'all(not loses(row) or row["unavailable"] for'),
         ('any(row["lost"] and row["corrupt"]', 'any(row["lost"] or row["corrupt"]'),
         ("history, namespace, versions_promised=held.versions)", "history, namespace)"),
         ("if history.of(namespace) or namespace == METADATA", "if namespace == METADATA"),
@@ -131,11 +131,8 @@ TABLE: list[Sabotage] = [
         ),
         ('if any(last["identity"][name] == before', 'if all(last["identity"][name] != before'),
         ('if last["ours"] else down]', "if False else down]"),
-        (
-            '        if why:\n            message = f"the undamaged',
-            '        if False:\n            message = f"the undamaged',
-        ),
-        ("if why:  # what the surroundings", "if False:  # what the surroundings"),
+        ("plan, image, lane, laboratory).values():", "plan, image, lane, laboratory) and ():"),
+        ("guilty = [name for name in names if name not in fails]", "guilty = names"),
         ("if found.of_image else _doubt(why)]", "if True else _doubt(why)]"),
         (
             '            if why:\n                found[why] = {"e": "doubt"',
