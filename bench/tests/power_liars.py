@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 EVERYTHING = (Domain.NOTHING, Domain.CLIENT, Domain.SERVER, Domain.MACHINE, Domain.DRIVE)
 SAFE = Promise(dict.fromkeys(EVERYTHING, 0.0), Domain.DRIVE, Domain.DRIVE, "nothing is lost; atomic and ordered")
 NOT_ATOMIC = Promise(dict.fromkeys(EVERYTHING, 0.0), None, Domain.DRIVE, "nothing is lost; puts are not atomic")
-WINDOW_S = 0.2
+WINDOW_S = 1.0
 WINDOW = Promise(
     {domain: WINDOW_S if domain >= Domain.SERVER else 0.0 for domain in EVERYTHING},
     Domain.DRIVE,
     None,
-    "at most the last 0.2 s are lost",
+    "at most the last second is lost",
 )
 NONE = Promise({Domain.NOTHING: 0.0, Domain.CLIENT: 0.0}, None, None, "nothing is promised when the power goes")
 
@@ -164,7 +164,7 @@ class _NeedsAnOrderlyEnd(Right):
 class _FlushesLate(Right):
     """Flushes when the last flush is older than ``after_s``: what is acknowledged since then is in memory only."""
 
-    after_s = 2.0
+    after_s = 1000.0
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

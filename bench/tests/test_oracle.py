@@ -16,7 +16,7 @@ from durabench.checker import find, judge
 from durabench.history import Attempt, Doubt, Found, History, Reading, Value
 from durabench_backends.contract import DATA, METADATA, Domain, Op, Promise
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent))
 import oracle  # beside this file; importlib mode adds no path
 from oracle import ABSENT, UNREADABLE, Get, Trial
 

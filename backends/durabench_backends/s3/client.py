@@ -18,6 +18,7 @@ from durabench_backends.contract import NotReady, Refused, check_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+FORBIDDEN = 403
 CONNECT_TIMEOUT_S = 2
 READ_TIMEOUT_S = 30
 DELETE_BATCH = 1000
@@ -99,8 +100,10 @@ def error_code(error: Any) -> tuple[int, str]:
 
 
 @contextmanager
-def coming_up() -> Iterator[None]:
-    """NotReady for a server that does not answer, or that says it cannot yet; anything else is raised as it is."""
+def coming_up(*, ours: bool = False) -> Iterator[None]:
+    """NotReady for a server that does not answer, or that says it cannot yet; anything else is raised as it is. One of
+    ours refuses our keys only as long as it has not read them.
+    """
     from botocore.exceptions import ClientError, HTTPClientError
     from botocore.exceptions import ConnectionError as NoConnection
 
@@ -110,7 +113,8 @@ def coming_up() -> Iterator[None]:
         passing = type(error).__name__
     except ClientError as error:
         status, code = error_code(error)
-        if status < 500 or status == 501:  # what it does not have, it will not have later either
+        keys_unread = ours and status == FORBIDDEN
+        if (status < 500 or status == 501) and not keys_unread:  # what it does not have, it will not have later either
             raise
         passing = f"{status} {code}"
     else:
@@ -173,7 +177,7 @@ class Bucket:
 
     def head(self) -> Mapping[str, str]:
         """The headers that come with the bucket's existence; NotReady while the server comes up."""
-        with coming_up():
+        with coming_up(ours=self.where.ours):
             answer = self.client.head_bucket(Bucket=self.where.bucket)
         headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
         return headers

@@ -39,7 +39,8 @@ def events_of(seed, puts):
         described = {"length": SIZE_BYTES, "sha256": payload.digest(value)}
         blocks = [list(run) for run in payload.read(seed, "metadata", key, value)]
         found.append({"e": "reading", "t": 1, "ns": "metadata", "key": key, "value": {**described, "blocks": blocks}})
-    return found
+    last = f"step-{puts - 1:06d}"
+    return [*found, {"e": "reading", "t": 1, "ns": "metadata", "key": last, "value": None}]
 
 
 def plan(trial=0, fault="kill-client"):
