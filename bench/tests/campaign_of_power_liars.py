@@ -1,5 +1,7 @@
 """Every liar about a power cut is convicted of its own fault in every lane, by the public door; honest twins never.
 
+Not collected by itself, since it takes long: `python -m pytest bench/tests/campaign_of_power_liars.py`.
+
 One recording of each store and many crash states of it. Few states suffice in the lane that boots a guest for each, as
 the same states are read in the others by the hundred; `DURABENCH_LIAR_STATES` asks for more of all of them.
 """
