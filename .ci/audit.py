@@ -49,7 +49,7 @@ def answer(libraries: list[dict[str, Any]]) -> int:
 
 def not_audited(why: str) -> int:
     """Say it, without failing for the network's sake."""
-    print(f"NOT AUDITED: {why}; mend: run .ci/run where pypi.org answers for single versions")
+    print(f"NOT AUDITED: {why}; mend: run .ci/run where the package index answers for single versions")
     return 0
 
 
